@@ -127,7 +127,7 @@ def measured(prompts: Iterable[list[int]], k: int, temperature: float, tokens: i
         found.append([at, *(1 + value for value in values), bias(*rows(tree, 0), k)])
         return rule(tree, rng)
 
-    decoder.verifier = replace(rule, rule=spy)
+    decoder = replace(decoder, verifier=replace(rule, rule=spy))
     for at, prompt in enumerate(prompts):
         decoder.generate(prompt, tokens, SamplingSetting(temperature), Rng.seeded(at))
     return found
