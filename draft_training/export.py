@@ -89,7 +89,7 @@ SpeculativeDecoder, VERIFIERS
 target = CausalModel.load("{target}")
 drafter = EagleDrafter.from_pretrained("PATH OF THIS FOLDER", target)
 decoder = SpeculativeDecoder(target, drafter, Beam(), VERIFIERS["nss"])
-generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.0), Rng.seeded(0))
+generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.0), Rng.seeded(0), target.ends)
 ```
 """
 SERVED = """

@@ -24,6 +24,10 @@ PROTOCOL = (
         " block is one prompt in one pass, and all methods share its seed."
     ),
     (
+        "A text ends where the target ends it, or after the number of tokens asked for. What a pass"
+        " gives after an end counts in no method."
+    ),
+    (
         "A speed-up is one figure everywhere: the method's tokens per second over those of plain"
         " autoregressive decoding, both as total tokens over total seconds on the same blocks. The"
         " time until the first token is not in it."

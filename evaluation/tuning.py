@@ -11,6 +11,7 @@ block verification is Traversal on a path, and so is GBV where there is one bran
 the same law there but do other work, such as SpecTr and Khisti at K = 1, are compared.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,6 @@ class Tuner:
                     record = methods[title](prompts[index], index + 1, "")
                     tokens[title] += record.tokens
                     seconds[title] += record.seconds
-            left.sort(key=lambda title: seconds[title] / max(tokens[title], 1e-9))
+            left.sort(key=lambda at: seconds[at] / tokens[at] if tokens[at] else math.inf)
             left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
         return left[0]

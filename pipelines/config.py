@@ -239,7 +239,7 @@ class EvaluationConfig:
     passes: Few = 1
     """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
-    """Tokens to generate after each prompt."""
+    """Tokens to generate after each prompt, at most: a text ends where the target ends it."""
     calibration_prompts: Count = 3
     """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree,
     transformers' schedules, what is tuned.

@@ -39,7 +39,7 @@ from nde_talf import NeuralPolicy, Rng, SamplingSetting, Selector, SpeculativeDe
 
 policy = NeuralPolicy(Selector.from_pretrained("PATH OF THIS FOLDER"))
 decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier)
-generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(0))
+generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(0), target.ends)
 ```
 """
 

@@ -44,7 +44,7 @@ class TracesConfig:
     validation_prompts: Count = 14
     """Number of prompts whose roots the selector is evaluated on."""
     new_tokens: Tokens = 64
-    """Tokens that the target generates after each prompt: a trajectory."""
+    """Tokens that the target generates after each prompt, at most: a trajectory."""
     stride: Tokens = 16
     """Distance in tokens between neighbouring roots of a trajectory."""
     samples: Annotated[int, Field(ge=2, le=100_000)] = 2

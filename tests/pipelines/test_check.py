@@ -25,7 +25,12 @@ def test_a_lossless_rule_passes_both():
     passed, sentence = sampled(decoder(), prompts(16, 20), 64, T1, seed=0)
     assert passed and "1024 tokens of 16 texts" in sentence and "13." in sentence, sentence
     passed, sentence = greedy(decoder(), prompts(4, 20), 24)
-    assert passed and "4 of 4 texts of 24 tokens equal" in sentence, sentence
+    assert passed and "4 of 4 texts of up to 24 tokens equal" in sentence, sentence
+    ending = decoder()
+    ending.target.chat_ends = frozenset({3, 7})
+    passed, sentence = sampled(ending, prompts(48, 20), 64, T1, seed=0)
+    assert passed and int(sentence.split()[1]) < 48 * 40, sentence
+    assert greedy(ending, prompts(4, 20), 24)[0]
 
 
 def first_child(tree, rng):
