@@ -11,7 +11,6 @@ because every speed-up of a table is divided by it.
 BASELINE = "autoregressive"
 CONTROL = "autoregressive (A/A control)"
 NOT_TRUSTED = "clock not trusted"
-NEAR_ONE = 0.9, 1.1  # bounds of a trusted control
 
 PROTOCOL = (
     (
@@ -53,7 +52,7 @@ PROTOCOL = (
 def trusted(control: list[float] | None, claim: list[float] | None = None) -> bool | None:
     """Tell if a clock is trusted, from its A/A control's ratio [value, low, high].
 
-    The interval must hold 1, and lie within NEAR_ONE or be narrower than the effect that is
+    The interval must hold 1, and lie within 0.9 to 1.1 or be narrower than the effect that is
     claimed: high / low is below what the claim's interval shows at least. For example, a control of
     [0.38, 1.03] is 2.7 wide, too wide for a speed-up of 2.02 and narrow enough for one of [3.1,
     3.0, 3.2].
@@ -65,6 +64,5 @@ def trusted(control: list[float] | None, claim: list[float] | None = None) -> bo
     if not control:
         return None
     _, low, high = control
-    effect = max(claim[1], 1 / claim[2]) if claim else 0.0
-    close = NEAR_ONE[0] <= low and high <= NEAR_ONE[1]
-    return low <= 1 <= high and (close or high < low * effect)
+    effect = max(claim[1], 1 / claim[2]) if claim else 0
+    return low <= 1 <= high and (0.9 <= low <= high <= 1.1 or high < low * effect)

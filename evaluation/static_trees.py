@@ -30,10 +30,7 @@ PICKED: dict[str, TreePolicy] = {
     f"SALF ({nodes} nodes)": Salf(nodes, batch=4) for nodes in (4, 8, 16)
 } | {
     f"Beam ({k} wide, {depth} deep, {nodes} nodes)": Beam(k, depth, nodes)
-    for k, depth, nodes in (
-        *((2, 4, 6), (2, 3, 4), (3, 4, 8), (3, 4, 12), (4, 4, 16)),
-        *((1, depth, depth) for depth in (2, 3, 4, 6)),
-    )
+    for k, depth, nodes in ((1, 2, 2), (1, 4, 4), (1, 8, 8), (2, 4, 6), (3, 4, 8), (4, 4, 16))
 }
 """Trees of the most probable tokens, for temperature 0: branches that are drawn there are one path.
 
@@ -46,10 +43,9 @@ HEAD_TREE = ", TALF head"
 
 def picked(tuned: dict[str, str], head: bool) -> TreePolicy:
     """Return the tree for temperature 0 that `tuned` (titles by role) names, or the default."""
-    return next(
-        (PICKED[name] for name in PICKED if name + HEAD_TREE * head in tuned.values()),
-        next(iter(PICKED.values())),
-    )
+    default, *_ = PICKED
+    names = (name for name in PICKED if name + HEAD_TREE * head in tuned.values())
+    return PICKED[next(names, default)]
 
 
 @dataclass

@@ -51,10 +51,9 @@ def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
     assert exact[at].tolist() == pytest.approx(sampled[at].tolist(), rel=0.015)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_over_all_texts_traversals_are_exact_on_a_path(seed):
+def test_over_all_texts_traversals_are_exact_on_a_path():
     """Against the weights min(1, w p / q) over all drafts."""
-    p, q = chain(seed)
+    p, q = chain(0)
     texts = torch.tensor([(0, *text) for text in product(range(V), repeat=4)])
     rows = [x[texts[:, :-1], texts[:, 1:]].double() for x in (p, q)]
     each = torch.stack([labels(p, q, text, 0, "traversal") for text in texts])
