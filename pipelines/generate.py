@@ -59,7 +59,7 @@ class GenerateConfig:
     """
     drafter: Annotated[str, one_of(DRAFTERS)] | None = None
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
-    without a model; null: the draft model, or the head of a run without one.
+    without a model; null: the draft model, the head, or n-grams, the first that there is.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """Length of looked-up n-grams, and how much is drafted of what follows them."""

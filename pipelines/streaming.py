@@ -34,7 +34,7 @@ from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
 from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.sample import pieces
-from nde_talf.evaluation.static_trees import picked
+from nde_talf.evaluation.static_trees import PICKED, picked
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
@@ -302,7 +302,9 @@ def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
 
 def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
-    policy, name = decoder.policy, config.policy or config.drafter
+    policy = decoder.policy
+    given = config.policy or config.drafter
+    name = next((tree for tree, each in PICKED.items() if each is policy), given)
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
         chosen = [
