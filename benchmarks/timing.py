@@ -43,7 +43,7 @@ class Timings:
         """Say below a table what the control says."""
         ratios = ", ".join(f"{shown(ratio, 3)} by {clock}" for clock, ratio in self.control.items())
         end = "." if all(map(trusted, self.control.values())) else f": {NOT_TRUSTED}."
-        return f"A/A control{what}, one task against itself: {ratios}{end}"
+        return f"A/A control{what}: {ratios}{end}"
 
 
 def interleaved(tasks: dict[str, Callable[[], object]], repeats: int) -> Timings:
@@ -80,7 +80,7 @@ def rate(records: list[Record], above: str, below: str) -> list[float]:
 
 
 def doubts(records: list[Record]) -> list[str]:
-    """Write a line for every setting whose A/A control does not hold 1."""
+    """Write a line for every setting whose clock is not trusted."""
     lines = []
     for setting, methods in by_setting(records).items():
         ratio = speed_ratio(methods.get(PLAIN_AGAIN, []), methods.get(BASELINE, []))

@@ -38,7 +38,7 @@ from nde_talf.evaluation.loops import (
     transformers_loop,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.static_trees import STATIC, StaticTrees
+from nde_talf.evaluation.static_trees import HEAD_TREE, PICKED, STATIC, StaticTrees
 from nde_talf.evaluation.tuning import (
     HEAD,
     LM_DRAFT,
@@ -157,8 +157,15 @@ class Bench:
         return self.ours(Delayed(tree), rule, drafter, alike)
 
     def best_static(self, rule: str, head: Drafter | None = None) -> Method:
-        """A rule under its best static tree, with the draft model or the head."""
-        title = TITLES[rule] + ", TALF head" * bool(head)
+        """A rule under its best static tree, with the draft model or the head.
+
+        At temperature 0 one of PICKED, by timing.
+        """
+        suffix = HEAD_TREE * bool(head)
+        title = TITLES[rule] + suffix
+        if self.greedy:
+            picked = {f"{n}{suffix}": self.ours(p, "greedy", head) for n, p in PICKED.items()}
+            return Method(f"{title}, {BEST_STATIC}", picked, learned=bool(head))
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
             trees = self.labels.ranked(rule, RERANKED if self.tuned else 1)
@@ -272,8 +279,8 @@ def selectors(bench: Bench) -> Iterator[Method]:
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
-    """Every rule with labels under its best static tree."""
-    for rule, (labels, _) in STATIC.items():
+    """Every rule with labels under its best static tree; at temperature 0 one for all."""
+    for rule, (labels, _) in [*STATIC.items()][: 1 if bench.greedy else None]:
         if bench.labels and labels in bench.labels.roots.samples:
             yield bench.best_static(rule)
 
@@ -287,7 +294,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
     if labels is None:
         return
     rule, title = bench.main, TITLES[bench.main]
-    static = bench.fastest(bench.best_static(rule))
+    static = labels.ranked(rule, 1)[0] if bench.greedy else bench.fastest(bench.best_static(rule))
     entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
     alike = _one_tree(rule, entropy.chosen_trees)
     yield _only(f"{title}, by entropy", bench.ours(entropy, rule, None, alike))
@@ -346,13 +353,9 @@ def parametrised(bench: Bench) -> Iterator[Method]:
     yield Method(f"{title}, mean acceptance", following)
     # The policies of other papers draft the tokens that the draft holds most probable.
     picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
-    trees: dict[str, Candidate] = {}
+    trees = {name: bench.ours(policy, picked) for name, policy in PICKED.items()}
     for nodes in (4, 8, 16):
         trees |= {
-            f"Beam (3 wide, 4 deep, {nodes} nodes)": bench.ours(
-                POLICIES["beam"](3, 4, nodes), picked
-            ),
-            f"SALF ({nodes} nodes)": bench.ours(POLICIES["salf"](nodes, batch=4), picked),
             f"DynaTree ({nodes} nodes)": bench.ours(POLICIES["dynatree"](nodes=nodes), picked),
             f"DySpec ({nodes} nodes)": bench.ours(POLICIES["dyspec"](nodes), drawn),
         }

@@ -42,15 +42,27 @@ PROTOCOL = (
         " machine disturbs less."
     ),
     (
-        "The A/A control is plain decoding under a second name. Where its interval does not hold"
-        f" 1, the table carries the line “{NOT_TRUSTED}”, and nothing is concluded from it."
+        "The A/A control is plain decoding under a second name. Unless its interval holds 1"
+        " and lies within 0.9 to 1.1, or is narrower than the effect that is claimed, the table"
+        f" carries the line “{NOT_TRUSTED}”, and nothing is concluded from it."
     ),
 )
 
 
-def trusted(control: list[float] | None) -> bool | None:
-    """Tell if a table's clock is trusted: its control's ratio [value, low, high] holds 1.
+def trusted(control: list[float] | None, claim: list[float] | None = None) -> bool | None:
+    """Tell if a clock is trusted, from its A/A control's ratio [value, low, high].
 
-    None: there was no control.
+    The interval must hold 1, and lie within 0.9 to 1.1 or be narrower than the effect that is
+    claimed: high / low is below what the claim's interval shows at least. For example, a control of
+    [0.38, 1.03] is 2.7 wide, too wide for a speed-up of 2.02 and narrow enough for one of [3.1,
+    3.0, 3.2].
+
+    Args:
+        control: None where there was none; then the answer is None.
+        claim: the ratio [value, low, high] that the clock is to support.
     """
-    return control[1] <= 1 <= control[2] if control else None
+    if not control:
+        return None
+    _, low, high = control
+    effect = max(claim[1], 1 / claim[2]) if claim else 0
+    return low <= 1 <= high and (0.9 <= low <= high <= 1.1 or high < low * effect)

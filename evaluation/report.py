@@ -114,13 +114,14 @@ class ReportData:
                 " held out in turn."
                 for title, export in self.exports.get(setting, {}).items()
             ]
-            if self.verdicts[setting].clock != NOT_TRUSTED:
-                sentences[setting] += [
-                    f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
-                    f" {place} of {len(rows)}."
-                    for place, row in enumerate(sorted(rows, key=lambda r: -r.speedup[0]), 1)
-                    if row.method in self.learned.get(setting, ())
-                ]
+            control = control_of(rows)
+            sentences[setting] += [
+                f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
+                f" {place} of {len(rows)}."
+                for place, row in enumerate(sorted(rows, key=lambda r: -r.speedup[0]), 1)
+                if row.method in self.learned.get(setting, ())
+                and trusted(control, row.speedup) is not False
+            ]
         return sentences
 
 

@@ -8,6 +8,9 @@ import torch
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.names import LABELLED, ON_PATHS
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.policies.beam import Beam
+from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.selector.entropy import MIN_ROOTS
 from nde_talf.selector.latency import LatencyTable
@@ -22,6 +25,27 @@ STATIC = {
 """The labels that give a rule its static tree, and the trees allowed. Rules on trees come first: of
 equal methods the first one is decoded.
 """
+
+PICKED: dict[str, TreePolicy] = {
+    f"SALF ({nodes} nodes)": Salf(nodes, batch=4) for nodes in (4, 8, 16)
+} | {
+    f"Beam ({k} wide, {depth} deep, {nodes} nodes)": Beam(k, depth, nodes)
+    for k, depth, nodes in ((1, 2, 2), (1, 4, 4), (1, 8, 8), (2, 4, 6), (3, 4, 8), (4, 4, 16))
+}
+"""Trees of the most probable tokens, for temperature 0: branches that are drawn there are one path.
+
+The first is the default.
+"""
+
+HEAD_TREE = ", TALF head"
+"""What follows a tree's name where the head drafts it."""
+
+
+def picked(tuned: dict[str, str], head: bool) -> TreePolicy:
+    """Return the tree for temperature 0 that `tuned` (titles by role) names, or the default."""
+    default, *_ = PICKED
+    names = (name for name in PICKED if name + HEAD_TREE * head in tuned.values())
+    return PICKED[next(names, default)]
 
 
 @dataclass

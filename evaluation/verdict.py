@@ -68,13 +68,14 @@ def verdict(
     if not rows:
         nothing = f"At {in_words(setting)}: no text has a second token, so nothing was timed."
         return Verdict("no control", control, None, None, None, nothing)
-    if not trusted(control):
+    if not trusted(control, speedup):
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
     speculate, sentence = _on_plain_decoding(setting, best, methods, conditions)
     conclusion = Verdict("trusted", control, speculate, name, speedup, sentence)
     conclusion.clock_note = (
-        f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1."
+        f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1"
+        " and is narrow enough."
     )
     decoded = by_setting(records).get(setting, {})
     if best and decoded:
@@ -88,7 +89,8 @@ def _compare(
     conclusion: Verdict, best: str, others: list[str], decoded: dict[str, list[Record]]
 ) -> None:
     """Hold the best method against the next one, and against the fastest of transformers' loops."""
-    if others and (behind := speed_ratio(decoded[others[0]], decoded[best])):
+    behind = speed_ratio(decoded[others[0]], decoded[best]) if others else None
+    if behind and trusted(conclusion.control, behind):
         conclusion.runner_up, conclusion.behind = others[0], behind
         words = f"is slower: {shown(behind)} of that."
         if behind[2] >= 1:
@@ -97,7 +99,8 @@ def _compare(
     outside = next(filter(is_outside, others), None)
     if outside and outside != conclusion.runner_up and not is_outside(best):
         ratio = speed_ratio(decoded[best], decoded[outside])
-        conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
+        if trusted(conclusion.control, ratio):
+            conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
@@ -112,7 +115,8 @@ def _few_blocks(blocks: set[tuple[str, int]]) -> str:
 def _no_claim(setting: str, control: list[float] | None) -> str:
     why = "these records have no A/A control"
     if control:
-        why = f"plain decoding against itself reads {shown(control, 3, '×')}, where 1 is right"
+        figure = shown(control, 3, "×")
+        why = f"plain decoding against itself reads {figure}, not 1 within 0.9 to 1.1"
     return (
         f"At {in_words(setting)}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim."
         " Measure once more on a quiet machine, as a run of its own (stage=evaluate run=NAME"

@@ -51,9 +51,9 @@ class CheckConfig(GenerateConfig):
 def check(config: CheckConfig) -> None:
     """Print what agrees. Exits with status 1 where something does not."""
     run = Run(config.run, config.paths.checkpoints)
-    if not config.temperature or config.prompt or config.compare:
+    if not config.temperature or config.prompt or config.compare or config.model.target:
         raise UserError(
-            "temperature=0, prompt, compare: leave them out. Greedy texts are"
+            "temperature=0, prompt, compare, model.target: leave them out. Greedy texts are"
             " always compared, and all texts follow the run's held-out prompts."
         )
     if config.new_tokens < SHORTEST or config.texts * config.new_tokens < FEWEST:

@@ -205,7 +205,7 @@ class EvaluationConfig:
     """
 
     methods: Annotated[list[Annotated[str, one_of(METHODS)]], Distinct] = field(
-        default_factory=lambda: ["selector", "head", "assisted"]
+        default_factory=lambda: ["selector", "head", "assisted", "ngram"]
     )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
     (cheap rules that choose trees), tuned (stopping while drafting, following the mean acceptance,

@@ -1,6 +1,7 @@
 """The folders of finished runs. Imports no torch."""
 
 import difflib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,13 +122,17 @@ class Run:
         """
         trees: dict[str, Action] = {}
         for name in SETTINGS:
-            file = self.stage("report") / f"tuned-{name}.json"
-            tuned = read_json(file, dict[str, str]).values() if file.exists() else ()
-            if found := re.search(r"head \((\d+), (\d+), (\d+)\)", "\n".join(tuned)):
+            tuned = "\n".join(self.tuned(name).values())
+            if found := re.search(r"head \((\d+), (\d+), (\d+)\)", tuned):
                 trees[name] = Action(*map(int, found.groups()))
         if not trees:
             return Action(1, 0, 4)
         return trees[min(trees, key=lambda name: abs(SETTINGS[name].temperature - temperature))]
+
+    def tuned(self, setting: str) -> dict[str, str]:
+        """Return what the evaluation timed fastest under a setting, by role."""
+        file = self.stage("report") / f"tuned-{setting}.json"
+        return read_json(file, dict[str, str]) if file.exists() else {}
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
@@ -138,3 +143,17 @@ class Run:
                 f"{folder}: its selectors are gone; make them again with stage=selector force=true."
             )
         return sorted((p.name for p in exports), key=lambda name: (name != "traversal", name))
+
+
+class NoRun(Run):
+    """A model that no run holds, in a run's place: without draft, prompts and selectors."""
+
+    def __init__(self, target: str):
+        self.shipped, self.folders, self._target = False, [Path(os.devnull)], target
+
+    @property
+    def pair(self) -> "Pair":
+        """The model."""
+        from nde_talf.data.text.pair import LoneTarget
+
+        return LoneTarget(self._target)

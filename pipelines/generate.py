@@ -17,6 +17,7 @@ from nde_talf.decoding.common.settings import (
     Fraction,
     LongText,
     Natural,
+    Place,
     Seed,
     Share,
     Text,
@@ -29,12 +30,20 @@ from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import LoadingConfig, PathsConfig
-from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.finished import NoRun, Run
 from nde_talf.pipelines.machine import threads
 
 DRAFTERS = ("lm", "head", "ngram")
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
+
+
+@settings("model")
+class TargetConfig(LoadingConfig):
+    """Loading and running of models: a run's, or one without a run."""
+
+    target: Place | None = None
+    """Folder or hub name of a model to decode by n-grams, without a run."""
 
 
 @settings()
@@ -50,7 +59,7 @@ class GenerateConfig:
     """
     drafter: Annotated[str, one_of(DRAFTERS)] | None = None
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
-    without a model; null: the draft model, or the head of a run without one.
+    without a model; null: the draft model, the head, or n-grams, the first that there is.
     """
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """Length of looked-up n-grams, and how much is drafted of what follows them."""
@@ -87,7 +96,7 @@ class GenerateConfig:
     """Put the prompt into the tokenizer's chat template where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
-    model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))
+    model: TargetConfig = field(default_factory=lambda: TargetConfig(threads=1))
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     @property
@@ -114,7 +123,13 @@ def generate(config: GenerateConfig) -> None:
 
     Raises UserError for what the user can fix.
     """
-    run = Run(config.run, config.paths.checkpoints)
+    alone = config.model.target
+    if alone and (config.run != SMALL or config.drafter in ("lm", "head") or not config.prompt):
+        raise UserError(
+            f"model.target={alone}: a model without a run is decoded by n-grams, after prompt=TEXT;"
+            f" leave run and drafter out. To train a draft: nde run run=NAME model.target={alone}"
+        )
+    run = NoRun(alone) if alone else Run(config.run, config.paths.checkpoints)
     policies = (*run.selectors(), *POLICIES.table)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")

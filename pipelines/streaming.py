@@ -34,6 +34,7 @@ from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
 from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.sample import pieces
+from nde_talf.evaluation.static_trees import PICKED, picked
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
@@ -139,7 +140,8 @@ def make_decoder(
         UserError: the run has none of these, or they do not go together.
     """
     pair, placed, export = run.pair, config.model.placed, run.stage("draft") / "export"
-    config.drafter = config.drafter or ("lm" if pair.has_draft else "head")
+    first = "head" if export.is_dir() else "ngram"
+    config.drafter = config.drafter or ("lm" if pair.has_draft else first)
     policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
     if fault := _fault(kind, config, policy, pair.has_draft, export):
@@ -182,6 +184,8 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
     elif name is None and drafter == "ngram":
         policy = NgramTree(config.ngram)
         rule = VERIFIERS["nss" if config.temperature else "greedy"]
+    elif name is None and not config.temperature:
+        policy, rule = picked(run.tuned("t0"), drafter == "head"), VERIFIERS["greedy"]
     elif name is None and (drafter == "head" or not selectors):
         policy, rule = Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
     else:
@@ -298,7 +302,9 @@ def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
 
 def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
-    policy, name = decoder.policy, config.policy or config.drafter
+    policy = decoder.policy
+    given = config.policy or config.drafter
+    name = next((tree for tree, each in PICKED.items() if each is policy), given)
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
         chosen = [

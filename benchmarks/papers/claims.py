@@ -342,11 +342,12 @@ def decided(setting: str, claims: Iterable[Claim], decoded: Sequence[Decoded]) -
     def compared(ours: str, theirs: str, speed: bool) -> list[float]:
         return effect([(each.of(ours), each.of(theirs)) for each in decoded], speed)
 
-    clock = trusted(compared(CONTROL, BASELINE, True))
+    control = compared(CONTROL, BASELINE, True)
     for claim in claims:
         effects = {name: compared(claim.ours, name, claim.speed) for name in claim.theirs}
         best = min(effects, key=lambda name: effects[name][0])
         prompts = len(decoded[0].of(claim.ours))
+        clock = not claim.speed or bool(trusted(control, effects[best]))
         yield [
             claim.place,
             claim.words,
@@ -354,7 +355,7 @@ def decided(setting: str, claims: Iterable[Claim], decoded: Sequence[Decoded]) -
             f"{claim.ours} over {best}",
             "speed" if claim.speed else "τ",
             shown(effects[best]),
-            outcome(effects[best], prompts, clock or not claim.speed),
+            outcome(effects[best], prompts, clock),
         ]
 
 

@@ -215,6 +215,22 @@ class Pair:
             )
 
 
+class LoneTarget(Pair):
+    """A target by folder or hub name, which no run recorded."""
+
+    has_draft = False
+
+    def __init__(self, target: str):
+        self._target = target
+
+    def where(self, role: str) -> str:
+        """Return the folder or hub name."""
+        return self._target
+
+    def check_models(self) -> None:
+        """Do nothing."""
+
+
 def load_models(
     where: Iterable[str],
     device: str,

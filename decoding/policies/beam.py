@@ -9,6 +9,7 @@ it is expanded, or when it is among the best in the end.
 """
 
 import heapq
+import math
 from typing import NamedTuple
 
 from nde_talf.decoding.common.arguments import Positive, checked
@@ -20,12 +21,12 @@ from nde_talf.decoding.tree import DraftTree
 
 
 class Candidate(NamedTuple):
-    """token under node `parent`; probability: of the full path under the draft.
+    """token under node `parent`; score: log probability of the full path under the draft.
 
     Ordered by it, shallower first.
     """
 
-    probability: float
+    score: float
     above: int  # minus the depth: of equally probable ones a parent comes before its child
     parent: int
     token: int
@@ -45,19 +46,20 @@ def top_tokens(tree: DraftTree, nodes: list[int], count: int) -> list[list[tuple
 
 
 def children(
-    tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0
+    tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = -math.inf
 ) -> list[Candidate]:
-    """List the `count` most probable children of each of `nodes` (node, path probability).
+    """List the `count` most probable children of each of `nodes` (node, score of its path).
 
-    Only children with a path probability larger than `above` count.
+    Only children with a score above `above` count, none of probability 0.
     """
     candidates = []
     lines = top_tokens(tree, [node for node, _ in nodes], count)
-    for (node, reach), line in zip(nodes, lines, strict=True):
+    for (node, path), line in zip(nodes, lines, strict=True):
         for value, token in line:  # in falling order
-            if reach * value <= above:
+            score = path + math.log(value) if value > 0 else -math.inf
+            if score <= above:
                 break
-            candidates.append(Candidate(reach * value, -tree.depth[node] - 1, node, token))
+            candidates.append(Candidate(score, -tree.depth[node] - 1, node, token))
     return candidates
 
 
@@ -68,10 +70,7 @@ def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftT
     """
     nodes = [
         0,
-        *(
-            tree.add(c.parent, c.token)
-            for c in sorted(best, key=lambda c: (-c.above, -c.probability))
-        ),
+        *(tree.add(c.parent, c.token) for c in sorted(best, key=lambda c: (-c.above, -c.score))),
     ]
     drafter.rerank(nodes)
     small, numbers = DraftTree.rooted(tree.tokens[0], tree.q[0]), {0: 0}
@@ -97,13 +96,11 @@ class Beam(TreePolicy):
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft a tree of the most probable tokens; `rng` is not used."""
         tree = DraftTree.rooted(state.root, drafter.root.q)
-        level, seen = [(0, 1.0)], list[Candidate]()
+        level, seen = [(0, 0.0)], list[Candidate]()
         for at in range(min(self.depth, state.room)):
             if at:
                 drafter.expand(tree, [node for node, _ in level])
             grown = children(tree, level, self.k)
             seen += grown
-            level = [
-                (tree.add(c.parent, c.token), c.probability) for c in heapq.nlargest(self.k, grown)
-            ]
+            level = [(tree.add(c.parent, c.token), c.score) for c in heapq.nlargest(self.k, grown)]
         return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)

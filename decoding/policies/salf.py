@@ -1,6 +1,7 @@
 """Optimal tree search and SALF, stopping at low further gains (Algorithm 2, SALF & TALF paper)."""
 
 import heapq
+import math
 
 from nde_talf.decoding.common.arguments import Positive, Proper, checked
 from nde_talf.decoding.drafter import Drafter
@@ -10,7 +11,7 @@ from nde_talf.decoding.registry import policy
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
-ROOT = Candidate(1.0, 0, -1, -1)
+ROOT = Candidate(0.0, 0, -1, -1)
 
 
 @policy("salf", verifier="nss")
@@ -48,13 +49,13 @@ class Salf(TreePolicy):
                 self.nodes, candidates + [c for c in popped if c.parent >= 0]
             )
             epsilon = self._least(candidates)
-            matter = [c for c in popped if c.probability > epsilon]  # D
+            matter = [c for c in popped if c.score > epsilon]  # D
             # The sums S_i fall from pass to pass (Theorem 1).
-            if not matter or sum(c.probability for c in matter) < self.threshold:
+            if not matter or sum(math.exp(c.score) for c in matter) < self.threshold:
                 break
             # A node as deep as the context allows has no children.
             nodes = [
-                (tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability)
+                (tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.score)
                 for c in matter
                 if -c.above < state.room
             ]
@@ -68,8 +69,8 @@ class Salf(TreePolicy):
         return reranked(tree, candidates, drafter)
 
     def _least(self, candidates: list[Candidate]) -> float:
-        """Return the smallest probability among the best candidates; 0 where some are missing."""
-        return candidates[-1].probability if len(candidates) == self.nodes else 0.0
+        """Return the lowest score among the best candidates; -inf where some are missing."""
+        return candidates[-1].score if len(candidates) == self.nodes else -math.inf
 
 
 @policy("optimal", verifier="nss")

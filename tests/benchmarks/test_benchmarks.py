@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import decode, timing
+from nde_talf.decoding.policies.beam import Beam
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 
@@ -22,6 +23,7 @@ def kind(method: str) -> str:
 def test_the_loop_beside_transformers(run, tmp_path, monkeypatch):
     for grid in ("LOOKUPS", "SCHEDULES", "UNLABELLED_TREES"):  # fewer settings to try
         monkeypatch.setattr(methods, grid, getattr(methods, grid)[-2:])
+    monkeypatch.setattr(methods, "PICKED", {"Traversal": Beam(2, 2, 4)})
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
     small = "decode --prompts 2 --tuning 1 --new-tokens 12 --run"
     monkeypatch.setattr(sys, "argv", [*small.split(), str(run)])

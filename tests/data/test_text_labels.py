@@ -7,6 +7,7 @@ import torch
 
 from nde_talf.data.traces.text_labels import TextRows, text_labels, text_rows
 from nde_talf.decoding.actions import TREE_INDEX, Action
+from nde_talf.decoding.rules.traversal_labels import path_weights
 from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.laws import expected_block_efficiency
 
@@ -21,11 +22,13 @@ def chain(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return p, q
 
 
-def labels(p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, root: int) -> torch.Tensor:
-    """SpecInfer's labels [233] at a position of a text that ends after `tokens`."""
+def labels(
+    p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, root: int, rule: str = "specinfer"
+) -> torch.Tensor:
+    """Labels [233] of a rule at a position of a text that ends after `tokens`."""
     rows = text_rows(p[tokens], q[tokens], tokens.roll(-1))
     rows.given[-1], rows.ratio[-1] = 0, 0
-    return text_labels(rows, torch.tensor([root]))["specinfer"][0].double()
+    return text_labels(rows, torch.tensor([root]))[rule][0].double()
 
 
 @pytest.mark.slow
@@ -48,6 +51,17 @@ def test_over_all_texts_they_are_the_mean_of_super_trees(seed):
     assert exact[at].tolist() == pytest.approx(sampled[at].tolist(), rel=0.015)
 
 
+def test_over_all_texts_traversals_are_exact_on_a_path():
+    """Against the weights min(1, w p / q) over all drafts."""
+    p, q = chain(0)
+    texts = torch.tensor([(0, *text) for text in product(range(V), repeat=4)])
+    rows = [x[texts[:, :-1], texts[:, 1:]].double() for x in (p, q)]
+    each = torch.stack([labels(p, q, text, 0, "traversal") for text in texts])
+    mean = rows[0].prod(1) @ each[:, TREE_INDEX[Action(1, 0, 4)]]
+    weights = path_weights(*rows)[:, 1:].sum(1)
+    assert float(mean) == pytest.approx(1 + float(rows[1].prod(1) @ weights), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     "given,ratio,specinfer,block",
     [
@@ -68,7 +82,7 @@ def test_on_a_path_traversal_is_block_verification(given, ratio, specinfer, bloc
     made = text_labels(rows, torch.tensor([0]))
     assert float(made["specinfer"][0, PATH]) == pytest.approx(specinfer)
     alone = 1 + given[0] + given[0] * given[1]
-    assert float(made["traversal"][0, PATH]) == pytest.approx(specinfer * block / alone)
+    assert float(made["traversal"][0, PATH]) == pytest.approx(specinfer + block - alone)
 
 
 def test_nothing_is_accepted_after_the_end_of_a_text():

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from nde_talf import DecodingState, DynaTree, Rng, sequoia_shape
+from nde_talf import Beam, DecodingState, DynaTree, Rng, sequoia_shape
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
 from nde_talf.decoding.setting import RAW
 from tests.decoding.tables import TableDrafter, Tables
@@ -16,6 +16,12 @@ def drafted(policy, seed: int, room: int = 100):
     """A tree of `policy`, the draft's tables and the state that the policy saw."""
     tables, state = Tables("random", seed, V), DecodingState(0, 1, room, RAW, None, None)
     return policy.draft(state, TableDrafter(tables), Rng.seeded(seed)), tables, state
+
+
+def test_paths_less_likely_than_a_float_can_say_are_drafted():
+    """About 0.4 ** 1000."""
+    tree, *_ = drafted(Beam(k=1, depth=1000, nodes=1000), 0, 2000)
+    assert max(tree.depth) == 1000
 
 
 def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():

@@ -19,7 +19,6 @@ from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
     NGRAM,
-    UNLABELLED_TREES,
     Bench,
     Plan,
     parametrised,
@@ -27,7 +26,7 @@ from nde_talf.evaluation.methods import (
     selector_title,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.static_trees import PICKED, StaticTrees
 from nde_talf.evaluation.tuning import (
     WARM_UP,
     Candidate,
@@ -172,7 +171,7 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
     plan = plan_methods(greedy, {"selector", "rules", "baselines", "policies"})
     names = list(plan.methods)
     assert greedy.labels is None and names[:2] == [BASELINE, CONTROL]
-    assert names[2] in {f"Traversal {tuple(tree)}" for tree in UNLABELLED_TREES}
+    assert plan.methods[names[2]].decoder.policy is PICKED[names[2]]
     assert names[3:] == ["Beam", "DySpec"]
     assert plan.methods["DySpec"].decoder.draft_setting == SamplingSetting(0.3)
     assert len({str(text) for text in texts(plan, names)}) == 1

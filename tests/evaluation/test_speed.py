@@ -48,8 +48,15 @@ def rows(control: float, **methods: float):
     )["T=1"]
 
 
-def test_an_untrusted_clock_supports_no_claim():
+def test_a_control_is_one_within_a_tenth_or_narrower_than_the_effect():
     assert trusted([1.01, 0.99, 1.02]) and not trusted([1.02, 1.01, 1.03]) and trusted(None) is None
+    wide = [0.5, 0.38, 1.03]
+    assert not trusted(wide) and not trusted([1.0, 0.95, 1.11]) and trusted([1.0, 0.9, 1.1])
+    assert trusted(wide, [3.1, 3.0, 3.2]) and trusted(wide, [0.3, 0.2, 0.33])
+    assert not trusted(wide, [2.9, 2.6, 3.2])
+
+
+def test_an_untrusted_clock_supports_no_claim():
     bare = [row for row in rows(1.0, fast=3.0) if row.method != CONTROL]
     for table, clock in ((rows(1.05, fast=3.0), NOT_TRUSTED), (bare, "no control")):
         judged = verdict("T=1", table, "batch size 1")
@@ -84,6 +91,14 @@ def test_a_wide_interval_does_not_win():
     wide = judged([1.6, 0.9, 2.4], wide=1.6, fast=1.2)
     assert wide.best == "fast" and wide.speculate
     assert judged([0.99, 0.85, 1.15], near=0.99).speculate is None
+
+
+def test_a_wide_control_supports_large_effects_alone():
+    plain, control, *others = rows(1.0, fast=1.5)
+    table = [plain, replace(control, speedup=[0.9, 0.8, 1.05]), *others]
+    assert verdict("T=1", table, "").clock == "trusted"
+    table[1] = replace(control, speedup=[0.5, 0.38, 1.03])
+    assert verdict("T=1", table, "").clock == NOT_TRUSTED
 
 
 def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):

@@ -8,10 +8,10 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig
+from nde_talf.pipelines.finished import NoRun, Run
+from nde_talf.pipelines.generate import GenerateConfig, TargetConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.pipelines.streaming import prompt_of
+from nde_talf.pipelines.streaming import make_decoder, prompt_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -36,3 +36,10 @@ def test_options_reach_the_policy():
 
 def test_names_that_are_checked_without_torch_are_the_names_there_are():
     assert set(LABELLED) == {name for name in VERIFIERS if VERIFIERS[name].labels}
+
+
+def test_a_model_without_a_run_is_decoded_by_n_grams():
+    where = Run("small", "").pair.where("target")
+    config = GenerateConfig(prompt="x", model=TargetConfig(target=where))
+    assert make_decoder(config, NoRun(where), None).policy.trees == "top_k"
+    assert config.drafter == "ngram"

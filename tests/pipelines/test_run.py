@@ -239,9 +239,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     assert methods >= rules | {"Beam", "DySpec"} and "SpecInfer" not in methods
     greedy = {row["method"] for row in results["tables"]["T=0"]}
     assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
-    assert any(name.startswith("GBV (") for name in greedy) and not any(
-        "SpecTr" in name for name in greedy
-    )
+    assert not any("SpecTr" in name for name in greedy)
     assert (
         "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there"
         in results["measured"]
