@@ -105,6 +105,13 @@ def answer(error: BaseException) -> None:
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
         )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail(
+            "the working folder was removed: change to one that is there, and give the same command"
+            " again. Everything finished so far is kept."
+        )
     raise error
 
 
@@ -155,7 +162,11 @@ def launch(
     sys.excepthook = _show_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
-        _check_process()
+        if sys.flags.optimize > 1:
+            raise UserError(
+                "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
+                " out, or set it to 1."
+            )
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(arguments))
         with _folders_of_hydra():
@@ -191,22 +202,6 @@ def _folders_of_hydra() -> Iterator[None]:
         raise UserError(
             f"hydra.run.dir or hydra.sweep.dir: {error.filename} cannot be made"
             f" ({error.strerror}). Give another folder, or leave the key out."
-        ) from error
-
-
-def _check_process() -> None:
-    """Raise UserError for a process that libraries end on in a traceback."""
-    if sys.flags.optimize > 1:
-        raise UserError(
-            "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
-            " out, or set it to 1."
-        )
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        raise UserError(
-            "the working folder was removed: change to one that is there, and give the command"
-            " again."
         ) from error
 
 

@@ -40,11 +40,10 @@ def steady() -> Iterator[None]:
         pass
     raw = [Steady(number, "w", closefd=False) for number in (1, 2)]
     if sys.stdout is sys.__stdout__:  # a test or a notebook has its own
+        streams: Any = zip(raw, (sys.stdout, sys.stderr), strict=True)
         sys.stdout, sys.stderr = (
-            TextIOWrapper(
-                BufferedWriter(each), old.encoding if old else None, "replace", "\n", True
-            )
-            for each, old in zip(raw, (sys.stdout, sys.stderr), strict=True)
+            TextIOWrapper(BufferedWriter(each), old and old.encoding, "replace", "\n", True)
+            for each, old in streams
         )
     yield
     sys.stdout.flush()
