@@ -162,11 +162,6 @@ def launch(
     sys.excepthook = _show_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
-        if sys.flags.optimize > 1:
-            raise UserError(
-                "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
-                " out, or set it to 1."
-            )
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(arguments))
         with _folders_of_hydra():
@@ -206,7 +201,15 @@ def _folders_of_hydra() -> Iterator[None]:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all."""
+    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all.
+
+    Also for an option of Python that transformers ends on.
+    """
+    if sys.flags.optimize > 1:
+        raise UserError(
+            "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
+            " out, or set it to 1."
+        )
     for argument in arguments:
         key, equals, _ = argument.partition("=")
         faults = {
@@ -241,7 +244,7 @@ def marked(argument: str) -> str:
     if not equals or not re.match(r"[^\W\d]", key) or key.startswith("hydra") or presets(key):
         return argument
     place = local(unquoted(value))
-    other = value in ("", "null") or "${" in value or ("," in value and not os.path.exists(place))
+    other = re.fullmatch(r"(null)?|.*\$\{.*", value) or ("," in value and not os.path.exists(place))
     if key.rpartition(".")[2] in _PLACES and not other:  # with a comma, a sweep
         return f"++{quoted(key, place)}"
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
