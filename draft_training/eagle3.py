@@ -76,7 +76,7 @@ class Eagle3Head(EagleHead):
         layers: Sequence[int] = (),
         **options: Any,
     ):
-        if (family := family_of(target, layer).name) != "llama":
+        if layer == FAMILY and (family := family_of(target, layer).name) != "llama":
             raise UserError(
                 f"draft.features=three has a Llama layer, and {target.name} a {family} one: use"
                 " draft.layer=llama."
@@ -97,8 +97,9 @@ class Eagle3Head(EagleHead):
             self.fc_norm = nn.ModuleList(self._norm(hidden) for _ in range(3))
         attention = decoder.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            width = getattr(attention, name).out_features
-            setattr(attention, name, nn.Linear(2 * hidden, width, bias=False))
+            old = getattr(attention, name)
+            new = nn.Linear(2 * hidden, old.out_features, bias=old.bias is not None)
+            setattr(attention, name, new)
         decoder.hidden_norm = self._norm(hidden)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)

@@ -34,7 +34,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.families import not_for_vllm, served_config
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import CONFIG, FILES, LAYERS, SIZES, load_layout
-from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
+from nde_talf.draft_training.settings import NORMS
 
 
 class Note(TypedDict):
@@ -70,6 +70,7 @@ _SERVED = (
     "model_type",
     "architectures",
     "rope_theta",
+    "rope_scaling",
     "logit_scale",
     "max_position_embeddings",
     "num_hidden_layers",
@@ -152,8 +153,11 @@ def _served(head: EagleHead) -> dict[str, Any]:
         }
     elif head.target.readout.scale != 1:
         config["logit_scale"] = head.target.readout.scale
-    if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
-        config["rope_theta"] = theta  # where readers of the time before rope_parameters look for it
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:  # readers of the time before rope_parameters look for both apart
+        scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+        config["rope_theta"] = rope["rope_theta"]
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
     return config
 
 
@@ -219,8 +223,7 @@ def load_head(
                 f" {target.name}'s. Use the target it was trained with, or train a head for this"
                 " one."
             )
-    layer = LLAMA if note["layer"] == LLAMA else FAMILY
-    head = load_layout(folder, config, target, dtype, (layer, note["sizes"]))
+    head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
     served = json.loads(json.dumps(_served(head)))
     for key in _SERVED:
         if config.get(key) != (value := served.get(key)):

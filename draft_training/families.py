@@ -87,9 +87,13 @@ for each in (
 
 
 def family_of(target: CausalModel, layer: str) -> Family:
-    """Return the family of a head's layer for `target`. layer: see `HeadConfig.layer`."""
-    kind = target.config.model_type
-    return HEADS[kind] if layer == FAMILY and kind in HEADS else LLAMA
+    """Return the family of a head's layer for `target`.
+
+    layer: see `HeadConfig.layer`; or the name of a family, as a published head may have another
+    than its target's.
+    """
+    kind = target.config.model_type if layer == FAMILY else layer
+    return HEADS[kind if kind in HEADS else LLAMA.name]
 
 
 def check_readout(target: CausalModel) -> None:
@@ -120,8 +124,8 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
     Raises NoHeadError if a size is missing.
     """
     check_readout(target)
-    if family is LLAMA:
-        kind = target.config.model_type
+    kind = target.config.model_type
+    if family is LLAMA or family.name != kind:
         fields = _llama_fields(target.config)
         if missing := [name for name, value in fields.items() if value is None]:
             raise NoHeadError(

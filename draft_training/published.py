@@ -3,9 +3,9 @@
 They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`,
 `norm`, `lm_head`; EAGLE 3.1 has more norms, `NORMS`), or of the speculators library (the same
 names, `layers.0` for both, and the layer's configuration inside another). The layer may have sizes
-of its own, such as a wider MLP than the target's. Such a folder does not say which target it
-belongs to. What can be compared is the sizes, and the copy of the target's embedding that most of
-them hold.
+of its own, such as a wider MLP than the target's, and be of another family. Such a folder does not
+say which target it belongs to. What can be compared is the sizes, and the copy of the target's
+embedding that most of them hold.
 """
 
 from pathlib import Path
@@ -83,7 +83,7 @@ def load_layout(
             " target."
         )
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
-        name, sizes = layer or _layer_of(config, target)
+        name, sizes = layer or _layer_of(config, weights, target)
         layers, norms = _wiring(folder, config, weights)
         if norms and shape[1] == 2 * hidden:
             raise UserError(
@@ -132,11 +132,21 @@ def _wiring(
     return layers, norms
 
 
-def _layer_of(config: dict[str, Any], target: CausalModel) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a published head's layer, and its sizes."""
-    named = config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config
-    layer = LLAMA if named else FAMILY
+def _layer_of(
+    config: dict[str, Any], weights: dict[str, Tensor], target: CausalModel
+) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a published head's layer, and its sizes.
+
+    Files name a Llama layer also where it has the biases of Qwen 2 or the norms of Qwen 3.
+    """
     inner = config.get("transformer_layer_config", config)
+    own = inner.get("model_type") == target.config.model_type
+    layer = FAMILY if own and family_of(target, FAMILY).sandwich else LLAMA
+    ends = {name.partition("self_attn.")[2] for name in weights}
+    if "q_norm.weight" in ends and layer == LLAMA:
+        layer = "qwen3"
+    elif "q_proj.bias" in ends and "o_proj.bias" not in ends:
+        layer = "qwen2"
     given = {key: value for key, value in inner.items() if key != "model_type"}
     described = family_of(target, layer).config.from_dict(given).to_dict()
     return layer, {name: described[name] for name in SIZES if name in described}
@@ -177,8 +187,8 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         fault = " ".join(str(error).split())
     raise UserError(
-        f"{where}: its tensors are not those of a head for {name} ({fault}). Take a good copy, or"
-        " make it again."
+        f"{where}: its tensors are not those of a head for {name} ({fault}). Heads of one layer,"
+        " of Llama, Qwen 2, Qwen 3 or the target's own kind, are read: take one, or a good copy."
     )
 
 

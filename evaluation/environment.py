@@ -1,6 +1,7 @@
 """Circumstances of a measurement: date, command, code, machine and versions, as text."""
 
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -30,8 +31,13 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
 
 
 def command() -> str:
-    """Return the command of this process, with what a run's record adds."""
-    return shlex.join([*Path(sys.argv[0]).name.split(), *sys.argv[1:]])
+    """Return the command of this process, with what a run's record adds, for others to read.
+
+    Of a value that is an absolute path the last name is left.
+    """
+    place = r"^(\w[\w.]*=)['\"]?/(?:.*/)?([^/'\"]*)/?['\"]?$"
+    given = [re.sub(place, r"\1.../\2", each) for each in sys.argv[1:]]
+    return shlex.join([*Path(sys.argv[0]).name.split(), *given])
 
 
 def conditions(device: str, dtype: str, threads: int) -> str:

@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 
+from nde_talf.pipelines.output import steady
 from nde_talf.pipelines.signals import leave_at_once
 
 COMMANDS = {
@@ -22,6 +23,7 @@ USAGE = "\n".join(
 )
 
 
+@steady()
 def main() -> None:
     """Hand the arguments on to the command."""
     arguments = sys.argv[1:]

@@ -206,7 +206,7 @@ def _missing_sources(config: Config) -> Iterator[str]:
             )
             continue
         local = Path(source).suffix in FILE_FORMATS and "://" not in source
-        if local and not Path(os.path.expanduser(source)).is_file():
+        if local and not Path(source).is_file():
             yield (
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
@@ -284,18 +284,24 @@ def _folders(config: Config) -> Iterator[str]:
 
 
 def _check_login() -> None:
-    """Raise UserError if W&B has no key: it would ask for one, or fail, after work was done."""
+    """Raise UserError if W&B has no key, or its server does not take it.
+
+    Otherwise it would ask for one, or fail, after work was done.
+    """
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    host = urlsplit(wandb.setup().settings.base_url).hostname
-    stored = False
-    with suppress(OSError, NetrcParseError):
-        stored = netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
-    if not (
-        stored or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
-    ):
-        raise UserError(
-            f"tracking=online: W&B has no API key for {host} here. Run `wandb login`, or set"
-            " WANDB_API_KEY, or use tracking=offline."
-        )
+    stored, fault = False, "there is no API key"
+    try:
+        host = urlsplit(wandb.setup().settings.base_url).hostname
+        with suppress(OSError, NetrcParseError):
+            stored = netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+        if stored or {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
+            wandb.login()
+            return
+    except Exception as error:  # of its settings, its service and the network
+        fault = " ".join(str(error).split())[:300]
+    raise UserError(
+        f"tracking=online: W&B cannot be used ({fault}). Run `wandb login`, or set WANDB_API_KEY,"
+        " or use tracking=offline."
+    )

@@ -27,7 +27,8 @@ from rich.text import Text
 from nde_talf.decoding.common.errors import UserError, masked
 from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import keys, shown, validated
+from nde_talf.decoding.common.settings import keys, local, shown, validated
+from nde_talf.pipelines.output import steady
 
 CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
 
@@ -47,6 +48,8 @@ _OPTIONS |= {"--multirun", "-m"}
 """Options of Hydra: they print, but the last two run every combination of values."""
 _TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
 """Keys, by their last part, whose values are texts of many lines."""
+_PLACES = ("checkpoints", "target", "draft", "warm_start", "source", "table")
+"""Keys, by their last part, whose values are files, folders or names on the hub."""
 UNREADABLE = 2
 """Exit status of a parser of options."""
 LONGEST = 10_000
@@ -102,6 +105,13 @@ def answer(error: BaseException) -> None:
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
         )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail(
+            "the working folder was removed: change to one that is there, and give the same command"
+            " again. Everything finished so far is kept."
+        )
     raise error
 
 
@@ -119,6 +129,7 @@ def _fault_of_disk(error: BaseException) -> int | None:
     return errno.ENOSPC if "No space left" in str(error) else None
 
 
+@steady()
 def launch(
     name: str,
     schema: type[T],
@@ -180,10 +191,6 @@ def _folders_of_hydra() -> Iterator[None]:
     """Name Hydra's keys where Hydra cannot make its folder; errors of work do not come here."""
     try:
         yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader of --help has enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except OSError as error:
         if error.filename is None or error.errno in DISK:
             raise
@@ -194,7 +201,15 @@ def _folders_of_hydra() -> Iterator[None]:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all."""
+    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all.
+
+    Also for an option of Python that transformers ends on.
+    """
+    if sys.flags.optimize > 1:
+        raise UserError(
+            "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
+            " out, or set it to 1."
+        )
     for argument in arguments:
         key, equals, _ = argument.partition("=")
         faults = {
@@ -228,9 +243,26 @@ def marked(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or not re.match(r"[^\W\d]", key) or key.startswith("hydra") or presets(key):
         return argument
+    place = local(unquoted(value))
+    other = re.fullmatch(r"(null)?|.*\$\{.*", value) or ("," in value and not os.path.exists(place))
+    if key.rpartition(".")[2] in _PLACES and not other:  # with a comma, a sweep
+        return f"++{quoted(key, place)}"
     if key in ("run", "base") and re.fullmatch(r"[\w.+-]+", value) and value != "null":
         return f"++{key}='{value}'"
     return f"++{argument}"
+
+
+def unquoted(value: str) -> str:
+    """Return the text of a value that may be in quotes, as Hydra reads it."""
+    quote = value[:1]
+    if quote not in ("'", '"') or value[-1] != quote:
+        return value
+    return re.sub(rf"\\+(?={quote}|$)", lambda each: each[0][: len(each[0]) // 2], value[1:-1])
+
+
+def quoted(key: str, value: str) -> str:
+    """Write a key and a text as an argument that Hydra reads as they are."""
+    return f"{key}='" + re.sub(r"(\\*)('|$)", r"\1\1\2", value).replace("'", "\\'") + "'"
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:

@@ -75,7 +75,7 @@ def _enter(path: Path) -> None:
             " another run's. Give another name (run=NAME)."
         )
     since, asked = datetime.now(UTC).isoformat(timespec="seconds"), command()[:300]
-    with open(path, "r+", opener=sole) as stream:
+    with open(path, "r+", encoding="utf-8", errors="replace", opener=sole) as stream:
         if (before := stream.read(len(HELD))) not in ("", HELD):
             raise UserError(
                 f"{path}: another program wrote it, so {run} is no run's folder. Give another name"

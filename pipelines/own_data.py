@@ -6,7 +6,6 @@ and three rows are shown. Imports no torch.
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,8 +27,9 @@ from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.settings import local
 from nde_talf.pipelines.checks import faults_of
-from nde_talf.pipelines.cli import CONFIGS, presets
+from nde_talf.pipelines.cli import CONFIGS, presets, quoted, unquoted
 from nde_talf.pipelines.config import Config
 
 WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
@@ -44,8 +44,8 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
     for each in arguments:
         group, _, value = each.partition("=")
-        if group in WORDS and value[:1] in "'\"" and value[:1] == value[-1:]:
-            value = value[1:-1]
+        if group in WORDS:
+            value = unquoted(value)
         if group not in WORDS or not value or value[0] in "[{'\"":
             yield each
         elif value in presets(group):
@@ -54,22 +54,15 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
             yield each
         elif _is_source(value):
             yield f"{group}=file"
-            yield argument(WORDS[group], value)
+            yield quoted(WORDS[group], local(value))
         else:
             yield each
-
-
-def argument(key: str, value: Any) -> str:
-    """Write a key and a value as an argument that Hydra reads as they are."""
-    if isinstance(value, str):
-        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _is_source(value: str) -> bool:
     """Tell a path or ORG/NAME from a preset that is spelt wrong."""
     on_hub = "/" in value and is_hub_name(value.partition(":")[0])
-    path = Path(os.path.expanduser(value))
+    path = Path(local(value))
     return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
 
 
@@ -100,7 +93,7 @@ def _readable(source: str | None) -> bool:
     """Tell whether there is a source to read; a file that is missing is told by another check."""
     if not source:
         return False
-    return Path(source).suffix not in FILE_FORMATS or Path(os.path.expanduser(source)).exists()
+    return Path(source).suffix not in FILE_FORMATS or Path(source).exists()
 
 
 def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[int, str]:
@@ -194,8 +187,9 @@ def _fit_dialogues(config: Config) -> None:
     own = config.dialogues
     if config.stage not in ("all", "draft") or not _readable(own.source):
         return
-    local = Path(os.path.expanduser(str(own.source))).exists()
-    if not local and (own.column or own.user):  # a preset, which says where the turns are
+    if not Path(str(own.source)).exists() and (
+        own.column or own.user
+    ):  # a preset, which says where the turns are
         return
     from nde_talf.data.dialogues.read import read_dialogues, turns_in
     from nde_talf.data.text.corpus import load_table

@@ -114,11 +114,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 def _places(model: ModelConfig) -> tuple[str, str | None]:
     """Return the places of target and draft; the pair's own are named by their roles.
 
-    A folder is never taken for a hub name, nor for the pair's own: it begins with a dot or a slash.
+    A folder is never taken for a hub name, nor for the pair's own, and is found from another
+    working folder: it begins with a slash.
     """
     places = {role: role for role in model.trained}
     for role, place in model.given.items():
-        places[role] = os.path.join(".", place) if os.path.isdir(place) else place
+        places[role] = os.path.abspath(place) if os.path.isdir(place) else place
     return places["target"], places.get("draft")
 
 

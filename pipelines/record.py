@@ -13,7 +13,7 @@ from nde_talf.decoding.common.errors import masked
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
-from nde_talf.pipelines.cli import presets
+from nde_talf.pipelines.cli import presets, unquoted
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
 from nde_talf.pipelines.own_data import in_full
 
@@ -59,8 +59,8 @@ def completed(arguments: Sequence[str]) -> list[str]:
     """Write out own data and add what the records of the run and its base hold beside it."""
     _asked[:] = arguments
     given = list(in_full(arguments))
-    values = {key_of(each): each.partition("=")[2].strip("'\"") for each in given}
-    root = Path(values.get("paths.checkpoints", "checkpoints"))
+    values = {key_of(each): unquoted(each.partition("=")[2]) for each in given}
+    root = Path(values.get("paths.checkpoints", "checkpoints")).expanduser()
     name = values.get("run", "default")
     swept = "run" not in values and {"sweep", "-m", "--multirun"} & values.keys()
     known = NAME.fullmatch(name) and not swept  # a wrong name is told when it is checked

@@ -11,6 +11,7 @@ Imports no torch. Example, and what a user reads who gives `traces.stride=0`:
 """
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field as dataclass_field
@@ -73,7 +74,7 @@ def _distinct(values: list[Any]) -> list[Any]:
     return values
 
 
-def _local(place: str) -> str:
+def _no_address(place: str) -> str:
     address = re.match(r"(\w[\w+.-]*)(://|::)|data:", place)
     if address and address[1] != "hf":
         raise ValueError(
@@ -83,10 +84,21 @@ def _local(place: str) -> str:
     return place
 
 
+def local(place: str) -> str:
+    """Return a place of the user's with the home folder written out.
+
+    What is there gets its absolute path, by which it is found from another working folder too. A
+    bare name may be a preset or a hub name as well, and is a folder's if that holds a model.
+    """
+    place = os.path.expanduser(place)
+    own = "/" in place or "." in place or os.path.exists(os.path.join(place, "config.json"))
+    return os.path.abspath(place) if own and os.path.exists(place) else place
+
+
 def _folder(place: str) -> str:
     if place.startswith("hf://"):
         raise ValueError("it is a place on the hub: give a folder of this machine")
-    return _local(place)
+    return os.path.expanduser(_no_address(place))
 
 
 Distinct = AfterValidator(_distinct)
@@ -120,7 +132,7 @@ Text = Annotated[
     ),
 ]
 """A name, or a path that a file system can hold."""
-Place = Annotated[Text, AfterValidator(_local)]
+Place = Annotated[Text, AfterValidator(_no_address), AfterValidator(local)]
 """A file, a folder or a name on the hub."""
 Folder = Annotated[Text, Field(min_length=1), AfterValidator(_folder)]
 """A folder of this machine."""

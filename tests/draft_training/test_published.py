@@ -8,14 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.published import LAYERS
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head, fit_head
-from tests.draft_training.heads import random_eagle3, random_head, same, tiny_target
+from tests.draft_training.heads import random_eagle3, random_head, same, sizes, tiny_target
 from tests.draft_training.test_training import close
 
 TINY = HeadConfig(
@@ -113,8 +116,6 @@ def test_flags_of_norms_are_read_where_nvidia_writes_them(target, eagle31, tmp_p
 
 
 def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
-    from transformers import LlamaConfig
-
     head = random_head(target)
     wide = type(head)(
         target,
@@ -135,6 +136,44 @@ def test_sizes_of_its_own_and_a_bias_stay_with_the_head(target, tmp_path):
     started = build_head(target, replace(TINY, warm_start=str(folder)))
     on = load_head(save_head(started, tmp_path / "on"), target)
     assert on.fc.bias is None and same(on, started)
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def test_readers_without_rope_parameters_build_the_same_angles(tmp_path):
+    config = LlamaConfig(**sizes(), rope_parameters=LLAMA3, tie_word_embeddings=False)
+    target = CausalModel(LlamaForCausalLM(config), "llama")
+    head = random_head(target)
+    folder = save_head(head, tmp_path / "export")
+    read = json.loads((folder / "config.json").read_text())
+    older = {"rope_theta": read["rope_theta"], **read["rope_scaling"]}
+    angles = LlamaRotaryEmbedding(LlamaConfig(**sizes(), rope_parameters=older))
+    assert torch.equal(angles.inv_freq, head.rotary.inv_freq)
+    assert LlamaConfig.from_pretrained(folder).rope_parameters == read["rope_parameters"]
+    assert same(load_head(folder, target), head)
+
+
+@pytest.mark.parametrize("norms,biases", [("qk", "qkvo"), ("", "qkv"), ("", "qkvo")])
+@pytest.mark.parametrize("make", [random_head, random_eagle3])
+def test_layers_of_qwen_and_biases_are_read_beside_any_target(
+    target, tmp_path, make, norms, biases
+):
+    """As SpecForge, EAGLE and speculators publish them, whatever they call the layer."""
+    weights = make(target).file_weights()
+    before = next(name for name in weights if "q_proj" in name).removesuffix("q_proj.weight")
+    own = {f"{name}_norm.weight": 4 for name in norms}
+    own |= {f"{name}_proj.bias": len(weights[f"{before}{name}_proj.weight"]) for name in biases}
+    weights |= {before + name: torch.rand(size) + 0.5 for name, size in own.items()}
+    config = {**CONFIG, "head_dim": 4, "attention_bias": "o" in biases}
+    read = load_head(publish(tmp_path / "head", weights, config), target)
+    again = load_head(save_head(read, tmp_path / "export"), target)
+    assert same(read, again) and again.family is read.family
+    assert all(torch.equal(again.file_weights()[name], weights[name]) for name in weights)
+    assert EagleDrafter(read).head.native is not None
 
 
 def test_a_head_may_take_other_layers_than_eagle3s(eagle31, tmp_path):
