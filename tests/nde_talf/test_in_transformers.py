@@ -23,7 +23,7 @@ from transformers.generation import (
 from nde_talf import CausalModel, speculate
 from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.beam import Beam
@@ -189,6 +189,20 @@ def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
     assert len(ours.generations) == 4  # of each row with the draft and without
 
 
+def test_a_row_ends_once_the_context_is_full_and_the_others_go_on():
+    model, draft = noisy("llama")
+    model.config.max_position_embeddings, model.generation_config.pad_token_id = 20, None
+    asked = batch(2, max_new_tokens=30, eos_token_id=None)  # of 9 and 7 tokens
+    kept = {"return_dict_in_generate": True, "output_logits": True}
+    with pytest.warns(Advice, match="context of 20 tokens is full"):
+        ours = model.generate(**asked, **kept, custom_generate=speculate(draft, TREE))
+        with pytest.raises(UserError, match="no padding token"):
+            model.generate(**asked | {"pad_token_id": None}, custom_generate=speculate("ngram"))
+    rows = model.generate(**asked)[:, : 9 + 14]
+    rows[0, 9 + 12 :] = 0  # the last token needs no position
+    assert torch.equal(ours.sequences, rows) and len(ours.logits) == 14
+
+
 @pytest.mark.slow
 def test_hooks_and_forwards_that_change_between_two_calls_are_called():
     """A native pass calls no hooks, so it may run only while there are none."""
@@ -263,9 +277,6 @@ def test_other_faults_are_refused_too(pair, monkeypatch):
     assert "another number of tokens" in fault(pair[1])
     with pytest.raises(UserError, match=r'custom_generate=speculate\("'):  # it is not called
         TARGET.module.generate(**ASKED, custom_generate=speculate)
-    several = {"input_ids": torch.tensor([PROMPT] * 2), "prefix_allowed_tokens_fn": lambda *_: [1]}
-    assert "several rows" in fault("ngram", **several)
-    assert "take one prompt" in fault("ngram", input_ids=several["input_ids"], max_time=9.0)
     monkeypatch.setattr("transformers.__version__", "5.2.0")
     assert "5.2.0 is not supported" in fault("ngram")
 
