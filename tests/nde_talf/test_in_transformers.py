@@ -9,8 +9,6 @@ import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
     TextStreamer,
 )
 from transformers.generation import (
@@ -111,35 +109,6 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
         torch.testing.assert_close(torch.stack(one), torch.stack(other), rtol=1e-4, atol=1e-4)
     (kept,) = door.generations  # the logits went to the caller
     assert not kept.recorded and not any(step.recorded for step in kept.steps)
-
-
-class After(StoppingCriteria):
-    """Stops after a token, and notes the texts that it was asked about."""
-
-    def __init__(self, token: int):
-        self.token, self.asked = token, []
-
-    def __call__(self, input_ids, scores, **_):
-        self.asked += input_ids.tolist()
-        return input_ids[:, -1] == self.token
-
-
-def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
-    asked = batch(1, max_new_tokens=40)
-    full = pair[0].generate(**asked, eos_token_id=None)[0].tolist()
-    token = full[9 + 10]
-    ours = speculate(pair[1], TREE)
-    for options in (
-        {"eos_token_id": [token, 3]},
-        {"stopping_criteria": StoppingCriteriaList([After(token)])},
-        {"max_time": 0.0},
-    ):
-        assert same(pair[0], ours, **asked, **options).shape[1] < len(full)
-    noting = After(token)
-    pair[0].generate(
-        **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
-    )
-    assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
 
 
 @pytest.mark.parametrize("kind", ["tree", "beam"])
