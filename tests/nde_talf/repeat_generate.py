@@ -88,7 +88,7 @@ class Repeats:
             kind = outcome(theirs, ours)
             self.counts[kind] += 1
             if kind == "refused":
-                self.refusals[str(ours).split(":", 1)[1].split(". ")[0].strip()] += 1
+                self.refusals[str(ours).removeprefix("speculate: ").split(". ")[0]] += 1
             if kind == "different":
                 test = os.environ.get("PYTEST_CURRENT_TEST")
                 self.faults.append(f"{test}, draft {name}: {ours!r} for {theirs!r}"[:600])
