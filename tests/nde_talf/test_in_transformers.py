@@ -2,7 +2,10 @@
 the law if it samples.
 """
 
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
@@ -31,7 +34,7 @@ from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.export import save_head
 from nde_talf.evaluation.law import p_value, smallest_bias
 from nde_talf.prepared import Row, RowProcess
-from tests.decoding.families import FAMILIES, V, module
+from tests.decoding.families import FAMILIES, WINDOW, V, module
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY
 
@@ -196,6 +199,29 @@ def test_the_model_is_left_as_it_was(pair):
     assert model.generation_config.top_k == 7
     for weight, (wants, value) in zip(model.parameters(), before, strict=True):
         assert weight.requires_grad == wants and torch.equal(weight, value)
+
+
+@pytest.mark.slow
+def test_two_threads_share_a_model_with_a_window():
+    """Checks of a model write nothing to its configuration, where another thread would read it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(3):
+            model, draft = noisy("mistral")
+            asked, start = batch(2, max_new_tokens=24, eos_token_id=None), Barrier(2)
+            theirs = model.generate(**asked)
+
+            def text(_, model=model, draft=draft, asked=asked, start=start):
+                start.wait()
+                return model.generate(**asked, custom_generate=speculate(draft, TREE))
+
+            with ThreadPoolExecutor(2) as threads:
+                for ours in threads.map(text, range(2)):
+                    assert torch.equal(ours, theirs)
+            assert model.config.sliding_window == draft.config.sliding_window == WINDOW
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_pair_is_loaded_under_autocast_and_draws_nothing():
