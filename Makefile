@@ -57,7 +57,7 @@ test-vllm:
 # The model tests with the lowest transformers that pyproject.toml allows and with the newest, each in a folder of its own that
 # comes before the environment's packages.
 LOWEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
-MODEL_TESTS := tests/nde_talf/test_in_transformers.py tests/decoding/test_families.py tests/decoding/test_loading.py tests/decoding/test_static.py tests/draft_training/test_families.py
+MODEL_TESTS := tests/nde_talf/test_in_transformers.py tests/nde_talf/test_generate_arguments.py tests/decoding/test_families.py tests/decoding/test_loading.py tests/decoding/test_static.py tests/draft_training/test_families.py
 test-transformers: setup
 	for version in "==$(LOWEST).*" ""; do \
 	  rm -rf .venv-transformers && $(BIN)/python -m pip install --quiet --target .venv-transformers "transformers$$version" \

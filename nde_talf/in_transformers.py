@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from nde_talf.data.text.pair import check_tokenizers
@@ -41,7 +40,15 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.prepared import Row, RowProcess, check, of_generate, rows_of, split
+from nde_talf.prepared import (
+    Row,
+    RowProcess,
+    check,
+    ends_of,
+    of_generate,
+    rows_of,
+    split,
+)
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 
@@ -70,23 +77,85 @@ class Loaded(NamedTuple):
     state: tuple[Any, ...]
 
 
-class Text(NamedTuple):
-    """One row's result: its tokens, and the raw logits [1, V] and processed ones if asked for."""
+Written = tuple[int | None, Tensor | None, Tensor | None]
+"""A row's next token; its raw logits and its scores, both [1, V], where they are asked for."""
 
-    tokens: list[int]
-    logits: list[Tensor]
-    scores: list[Tensor]
 
-    def add(
-        self, token: int, logits: Tensor | None, scored: RowProcess | None, ids: Tensor
-    ) -> None:
-        """Add a token; `ids` [1, m] end with it. scored: makes the scores; None: without."""
-        self.tokens.append(token)
+@dataclass
+class Text:
+    """One row of a batch as it is written, a token at a time.
+
+    Attributes:
+        decoders: one with the draft, and one without it for what does not fit the draft's context.
+        limit: the most tokens.
+        ends: tokens that end the text.
+        padding: token after the end; None: there is none.
+        padded: `generate` pads a text that ended; otherwise it goes on.
+        scored: makes the scores; None: without.
+        generations: gets how the text came about.
+        tokens: so far.
+        ended: by a criterion or a full context.
+    """
+
+    row: Row
+    decoders: list[SpeculativeDecoder]
+    limit: int
+    setting: SamplingSetting
+    ends: list[int]
+    padding: int | None
+    padded: bool
+    scored: RowProcess | None
+    generations: list[Generation]
+    tokens: list[Any] = field(default_factory=list)
+    ended: bool = False
+
+    def write(self) -> Iterator[Written]:
+        """Write a token at each step, `limit` in all."""
+        yield from self._decoded()
+        decoder, text = self.decoders[-1], self.row.prompt + self.tokens
+        left, logits = self.limit - len(self.tokens), [None]
+        if not self.ended:
+            warnings.warn(
+                f"speculate: the model's context of {decoder.max_context} tokens is full, so the"
+                " text ends.",
+                Advice,
+                stacklevel=2,
+            )
+            self.ended = True
+        if decoder.record:
+            padded = (text + [self.padding or 0] * (left - 1))[: decoder.max_context]
+            hidden = decoder.target.session().append(padded)
+            logits = [*decoder.target.logits(hidden[min(len(text), len(padded)) - 1 :])]
+        for step in range(left):  # beyond the context the last logits are repeated
+            yield self._add(self.padding, logits[min(step, len(logits) - 1)])
+
+    def _decoded(self) -> Iterator[Written]:
+        """Decode until the end."""
+        rng = Rng.seeded(int(torch.randint(1 << 62, ())) if self.setting.temperature else 0)
+        for decoder in self.decoders:
+            text, left = self.row.prompt + self.tokens, self.limit - len(self.tokens)
+            last = decoder is self.decoders[-1]
+            if (len(text) >= decoder.max_context and (not last or self.tokens)) or not left:
+                continue
+            stream = decoder.blocks(text, left, self.setting, rng, self.ends)
+            generation = stream.generation
+            self.generations.append(generation)
+            for block in stream:
+                logits = generation.recorded or [None] * len(block.tokens)
+                generation.recorded = []  # kept, they would be the logits of the whole text
+                for token, recorded in zip(block.tokens, logits, strict=False):
+                    yield self._add(token, recorded)
+                    if self.ended and self.padded:
+                        return
+
+    def _add(self, token: int | None, logits: Tensor | None) -> Written:
+        scores = None
         if logits is not None:
-            self.logits.append(logits[None].float().to(ids.device))
-            if scored:
-                text = ids[0, len(scored.padding) : -1].tolist()
-                self.scores.append(scored([text], self.logits[-1].clone()))
+            logits = logits[None].float().clone()
+            if self.scored:
+                scores = self.scored([self.row.prompt + self.tokens], logits.clone())
+        self.tokens.append(token)
+        return token, logits, scores
 
 
 @checked
@@ -98,7 +167,8 @@ class Speculation:
 
     Attributes:
         generations: of the last call, how each row came about
-            (`nde_talf.decoding.streams.Generation`).
+            (`nde_talf.decoding.streams.Generation`); what was decoded without the draft, because
+            its context was full, comes after them.
     """
 
     draft: Any
@@ -119,79 +189,25 @@ class Speculation:
         **given: Any,
     ) -> Any:
         """See `GenerationMixin._sample`, whose arguments and results these are."""
-        config, streamer = generation_config, of_generate("streamer")
+        config = generation_config
         check(model, config, given)
-        if len(input_ids) > 1 and (streamer or config.max_time):
-            raise UserError(
-                "speculate: prompts are decoded one after the other, so a streamer and max_time"
-                " take one prompt. Leave them out, or call generate for each prompt."
-            )
-        asked, setting = split(
-            logits_processor, bool(config.do_sample), tuple(self.stateless), len(input_ids)
-        )
-        loaded = self._load(model)
-        limit = config.max_length - input_ids.shape[1]
+        rows = rows_of(input_ids, given)
+        asked, setting = split(logits_processor, bool(config.do_sample), tuple(self.stateless))
+        loaded, limit = self._load(model), max(stopping_criteria.max_length - input_ids.shape[1], 1)
         full = bool(config.return_dict_in_generate)
-        recorded = full and bool(config.output_scores or config.output_logits)
-        ends = () if config._eos_token_tensor is None else config._eos_token_tensor
+        record: Any = "logits" if full and (config.output_scores or config.output_logits) else ""
+        padded, ends = ends_of(stopping_criteria)
+        pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         self.generations, texts = [], list[Text]()
-        for row in rows_of(input_ids, given):
+        for row in rows:
             process = RowProcess(asked, row, limit) if asked else None
+            decoders = [_of_row(decoder, process, record) for decoder in loaded[:2]]
             scored = RowProcess(logits_processor, row, limit) if config.output_scores else None
-            decoders = [_of_row(decoder, process, recorded) for decoder in loaded[:2]]
-            texts.append(text := Text([], [], []))
-            ids = input_ids[row.number][None]
-            for token, logits in self._tokens(decoders, row, limit, setting, ends):
-                ids = torch.cat([ids, ids.new_full((1, 1), token)], 1)
-                text.add(token, logits, scored, ids)
-                if streamer:
-                    streamer.put(torch.tensor([token]))
-                if stopping_criteria(ids, tuple(text.scores) or None).item():
-                    break
-        if streamer:
-            streamer.end()
-        sequences: Any = _padded(input_ids, texts, config._pad_token_tensor)
-        if not full:
-            return sequences
-        scores: Any = _steps([text.scores for text in texts])
-        kept: Any = _steps([text.logits for text in texts]) if config.output_logits else None
-        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=kept)
-
-    def _tokens(
-        self,
-        decoders: list[SpeculativeDecoder],
-        row: Row,
-        limit: int,
-        setting: SamplingSetting,
-        ends: Sequence[int],
-    ) -> Iterator[tuple[int, Tensor | None]]:
-        """The row's tokens up to `limit` or a full context, with raw logits where recorded.
-
-        decoders: one with the draft, and one without it for what does not fit the draft's context.
-        """
-        rng = Rng.seeded(int(torch.randint(1 << 62, ())) if setting.temperature else 0)
-        tokens = list[int]()
-        for decoder in decoders:
-            text = row.prompt + tokens
-            full = len(text) >= decoder.max_context and (decoder is not decoders[-1] or tokens)
-            if full or len(tokens) == limit > 0:
-                continue
-            stream = decoder.blocks(text, limit - len(tokens), setting, rng, ends)
-            generation = stream.generation
-            self.generations.append(generation)
-            for block in stream:
-                logits = generation.recorded or [None] * len(block.tokens)
-                generation.recorded = []  # kept, they would be the logits of the whole text
-                for token, recorded in zip(block.tokens, logits, strict=False):
-                    tokens.append(token)
-                    yield token, None if recorded is None else recorded.clone()
-        if len(tokens) < limit:
-            warnings.warn(
-                f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so"
-                " the text ends.",
-                Advice,
-                stacklevel=2,
+            texts.append(
+                Text(row, decoders, limit, setting, ends, pad, padded, scored, self.generations)
             )
+        written = _decode(texts, input_ids, config, stopping_criteria)
+        return written if full else written.sequences
 
     def _load(self, model: PreTrainedModel) -> Loaded:
         loaded, state = self._loaded, _state(model)
@@ -329,11 +345,11 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
 
 
 def _of_row(
-    decoder: SpeculativeDecoder, process: RowProcess | None, record: bool
+    decoder: SpeculativeDecoder, process: RowProcess | None, record: Any
 ) -> SpeculativeDecoder:
     """The decoder with what is different for a row."""
     own = copy(decoder)
-    own.process, own.record = process, "logits" if record else ""
+    own.process, own.record = process, record
     return own
 
 
@@ -378,18 +394,42 @@ def _vocabulary(where: str | None) -> dict[str, int] | None:
     return tokenizer.get_vocab()
 
 
-def _padded(input_ids: Tensor, texts: list[Text], pad: Tensor | None) -> Tensor:
-    """[B, m + longest]: shorter texts are filled up with the padding token."""
-    rows = [input_ids.new_tensor(text.tokens) for text in texts]
-    if pad is None and len({*map(len, rows)}) > 1:
+def _decode(
+    texts: list[Text], ids: Tensor, config: Any, criteria: StoppingCriteriaList
+) -> GenerateDecoderOnlyOutput:
+    """Write a token of every row at each step, and ask the criteria once, as `generate` does."""
+    streamer, logits, scores = of_generate("streamer"), list[Tensor](), list[Tensor]()
+    for step in zip(*(text.write() for text in texts), strict=True):
+        if _over(texts):  # all contexts are full
+            break
+        tokens, *parts = zip(*step, strict=True)
+        ids = torch.cat([ids, _column(tokens, ids)], 1)
+        for kept, part in zip((logits, scores), parts, strict=True):
+            if part[0] is not None:
+                kept.append(torch.cat(part).to(ids.device))
+        ended = criteria(ids, tuple(scores) or None)
+        for text, end in zip(texts, ended.tolist(), strict=True):
+            text.ended |= end
+        if streamer:
+            streamer.put(ids[:, -1].cpu())
+        if _over(texts):
+            break
+    if streamer:
+        streamer.end()
+    raw = tuple(logits) if config.output_logits else None
+    made: Any = ids, tuple(scores) or None, raw
+    return GenerateDecoderOnlyOutput(*made)
+
+
+def _over(texts: list[Text]) -> bool:
+    return all(text.ended for text in texts)
+
+
+def _column(tokens: tuple[int | None, ...], ids: Tensor) -> Tensor:
+    """The tokens as a column for `ids` [B, m]."""
+    if None in tokens:
         raise UserError(
-            "speculate: the rows have other lengths, and there is no padding token. Give generate()"
+            "speculate: a row ended before others, and there is no padding token. Give generate()"
             " pad_token_id."
         )
-    written = pad_sequence(rows, batch_first=True, padding_value=int(pad or 0))
-    return torch.cat([input_ids, written], -1)
-
-
-def _steps(rows: list[list[Tensor]]) -> tuple[Tensor, ...] | None:
-    """By step the rows' [B, V]; None where nothing was recorded. After its end a row has zeros."""
-    return tuple(pad_sequence([torch.cat(row) for row in rows])) if rows[0] else None
+    return ids.new_tensor(tokens)[:, None]

@@ -15,6 +15,7 @@ from packaging.specifiers import SpecifierSet
 from torch import Tensor
 from transformers import LogitsProcessorList
 from transformers.generation import (
+    EosTokenCriteria,
     LogitNormalization,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -134,6 +135,9 @@ def _of_row(processor: Any, number: int) -> Any:
     From transformers 5.24 on, a repetition penalty may hold a number for each row: how many tokens
     of its prompt to ignore.
     """
+    if _named(processor, NUMBERED):  # it is asked about one text, as about row 0
+        allowed = processor._prefix_allowed_tokens_fn
+        return type(processor)(lambda _, ids: allowed(number, ids), 1)
     ignored = vars(processor).get("prompt_ignore_length")
     if isinstance(ignored, Tensor):
         processor = copy(processor)
@@ -231,7 +235,7 @@ def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
 
 
 def split(
-    processors: LogitsProcessorList, sampled: bool, stateless: tuple[type, ...], rows: int
+    processors: LogitsProcessorList, sampled: bool, stateless: tuple[type, ...]
 ) -> tuple[list[Any], SamplingSetting]:
     """Split the prepared processors into those asked at every node and the setting after them.
 
@@ -243,14 +247,20 @@ def split(
         processors: prepared.
         sampled: False: greedy search.
         stateless: classes of others whose result depends on the text before and the logits alone.
-        rows: of the batch.
 
     Raises:
-        UserError: a processor keeps a state from call to call, or may do so; or one tells the rows
-            of a batch apart, where there are several.
+        UserError: a processor keeps a state from call to call, or may do so.
     """
     asked = list(processors)
-    _check_processors(asked, stateless, rows)
+    for processor in asked:
+        known = _named(processor, TEXTLESS + PURE + NUMBERED)
+        if not known and not isinstance(processor, stateless):
+            raise UserError(
+                f"speculate: the logits processor {type(processor).__name__} is not possible: it"
+                " may remember what it was asked before, and in a tree it is asked about several"
+                " continuations. If its result depends on the text before and the logits alone,"
+                " name its class: speculate(stateless=[...])."
+            )
     if not sampled:
         return asked, SamplingSetting(0.0)
 
@@ -269,22 +279,11 @@ def split(
     return [*asked, *top_k], setting
 
 
-def _check_processors(asked: list[Any], stateless: tuple[type, ...], rows: int) -> None:
-    for processor in asked:
-        known = _named(processor, TEXTLESS + PURE + NUMBERED)
-        if not known and not isinstance(processor, stateless):
-            raise UserError(
-                f"speculate: the logits processor {type(processor).__name__} is not possible: it"
-                " may remember what it was asked before, and in a tree it is asked about several"
-                " continuations. If its result depends on the text before and the logits alone,"
-                " name its class: speculate(stateless=[...])."
-            )
-        if rows > 1 and _named(processor, NUMBERED):
-            raise UserError(
-                "speculate: prefix_allowed_tokens_fn with several rows is not possible, since it is"
-                " asked by the number of a row and rows are decoded one after the other. Call"
-                " generate() once a row."
-            )
+def ends_of(criteria: Any) -> tuple[bool, list[int]]:
+    """Whether `generate` pads a text that ended while others go on, and the tokens that end it."""
+    given = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
+    ends = [token for each in given for token in each.flatten().tolist() if token >= 0]
+    return any(hasattr(each, "eos_token_id") for each in criteria), ends
 
 
 def of_generate(name: str) -> Any:

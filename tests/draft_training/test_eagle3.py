@@ -144,11 +144,8 @@ def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
         build_head(target, replace(TINY, warm_start=str(folder)))
 
 
-def written_out_logits(weights, norms, embedding, tokens, features, drafted, config):
-    """What the weights of a file say after `drafted` of the `tokens`, in plain torch: each flag as
-    vLLM's llama_eagle3 and speculators have it.
-    """
-    heads, groups, eps = 4, 2, config.rms_norm_eps
+def written_out(weights, prefix, eps):
+    """Norm, product and decoder layer of a head's file in plain torch, as published code has them."""
 
     def norm(states, name):
         size = (states.pow(2).mean(-1, keepdim=True) + eps).sqrt()
@@ -162,6 +159,30 @@ def written_out_logits(weights, norms, embedding, tokens, features, drafted, con
         first, second = states.chunk(2, -1)
         return states * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
 
+    def layer(read, residual):
+        """Attention over `read` and MLP, each added to the residual stream [n, H]."""
+        heads, groups, count = 4, 2, len(read)
+        query, key, value = (
+            linear(read, f"{prefix}.self_attn.{name}_proj").unflatten(-1, (-1, 4)).transpose(0, 1)
+            for name in "qkv"
+        )
+        key, value = (each.repeat_interleave(groups, 0) for each in (rotated(key), value))
+        scores = rotated(query) @ key.mT / 2 + torch.full((count, count), -torch.inf).triu(1)
+        attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(count, heads * 4)
+        states = residual + linear(attended, f"{prefix}.self_attn.o_proj")
+        inner = norm(states, f"{prefix}.post_attention_layernorm")
+        gated = torch.nn.functional.silu(linear(inner, f"{prefix}.mlp.gate_proj"))
+        gated = gated * linear(inner, f"{prefix}.mlp.up_proj")
+        return states + linear(gated, f"{prefix}.mlp.down_proj")
+
+    return norm, linear, layer
+
+
+def written_out_logits(weights, norms, embedding, tokens, features, drafted, config):
+    """What the weights of a file say after `drafted` of the `tokens`, in plain torch: each flag as
+    vLLM's llama_eagle3 and speculators have it.
+    """
+    norm, linear, layer = written_out(weights, "midlayer", config.rms_norm_eps)
     if "norm_before_fc" in norms:
         features = norm(features, "input_norm")
     if "fc_norm" in norms:
@@ -172,25 +193,34 @@ def written_out_logits(weights, norms, embedding, tokens, features, drafted, con
         count = len(inputs)
         normed = norm(inputs, "midlayer.hidden_norm")
         embedded = norm(embedding[tokens[1 : count + 1]], "midlayer.input_layernorm")
-        query, key, value = (
-            linear(torch.cat([embedded, normed], -1), f"midlayer.self_attn.{name}_proj")
-            .unflatten(-1, (-1, 4))
-            .transpose(0, 1)
-            for name in "qkv"
-        )
-        key, value = (each.repeat_interleave(groups, 0) for each in (rotated(key), value))
-        scores = rotated(query) @ key.mT / 2 + torch.full((count, count), -torch.inf).triu(1)
-        attended = (scores.softmax(-1) @ value).transpose(0, 1).reshape(count, heads * 4)
         residual = normed if "norm_before_residual" in norms else inputs
-        states = residual + linear(attended, "midlayer.self_attn.o_proj")
-        inner = norm(states, "midlayer.post_attention_layernorm")
-        gated = torch.nn.functional.silu(linear(inner, "midlayer.mlp.gate_proj"))
-        gated = gated * linear(inner, "midlayer.mlp.up_proj")
-        states = states + linear(gated, "midlayer.mlp.down_proj")
+        states = layer(torch.cat([embedded, normed], -1), residual)
         if count == len(tokens) - 1:
             return linear(norm(states[-1], "norm"), "lm_head")
         fed = norm(states, "norm") if "norm_output" in norms else states
         inputs = torch.cat([inputs, fed[-1:]])
+
+
+@torch.no_grad()
+def test_eagles_head_is_the_published_one(target, tmp_path):
+    """EAGLE (arXiv 2401.15077): fc of [embedding; feature], then a layer without an input norm,
+    whose output is the next feature; no final norm, and the target's readout.
+    """
+    tokens = torch.tensor([3, 7, 1, 20, 5, 5])
+    features = target_features(target, tokens[None], None)[1][0]
+    head = load_head(save_head(random_head(target), tmp_path / "head"), target)
+    weights = load_file(tmp_path / "head/model.safetensors")
+    _, linear, layer = written_out(weights, "layers.0", head.config.rms_norm_eps)
+    embedded = target.module.get_input_embeddings().weight[tokens[1:]]
+    for drafted in (0, 1, 3):
+        known = features[: len(embedded) - drafted]
+        for _ in range(drafted + 1):
+            inputs = linear(torch.cat([embedded[: len(known)], known], -1), "fc")
+            states = layer(inputs, inputs)
+            known = torch.cat([known, states[-1:]])
+        theirs = states[-1] @ target.lm_head.weight.T
+        ours = head.logits(plain_path(head, tokens, features, drafted))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

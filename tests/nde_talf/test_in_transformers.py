@@ -2,15 +2,16 @@
 the law if it samples.
 """
 
+import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
     TextStreamer,
 )
 from transformers.generation import (
@@ -23,7 +24,7 @@ from transformers.generation import (
 from nde_talf import CausalModel, speculate
 from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.policies.beam import Beam
@@ -33,7 +34,7 @@ from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.export import save_head
 from nde_talf.evaluation.law import p_value, smallest_bias
 from nde_talf.prepared import Row, RowProcess
-from tests.decoding.families import FAMILIES, V, module
+from tests.decoding.families import FAMILIES, WINDOW, V, module
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY
 
@@ -113,35 +114,6 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
     assert not kept.recorded and not any(step.recorded for step in kept.steps)
 
 
-class After(StoppingCriteria):
-    """Stops after a token, and notes the texts that it was asked about."""
-
-    def __init__(self, token: int):
-        self.token, self.asked = token, []
-
-    def __call__(self, input_ids, scores, **_):
-        self.asked += input_ids.tolist()
-        return input_ids[:, -1] == self.token
-
-
-def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
-    asked = batch(1, max_new_tokens=40)
-    full = pair[0].generate(**asked, eos_token_id=None)[0].tolist()
-    token = full[9 + 10]
-    ours = speculate(pair[1], TREE)
-    for options in (
-        {"eos_token_id": [token, 3]},
-        {"stopping_criteria": StoppingCriteriaList([After(token)])},
-        {"max_time": 0.0},
-    ):
-        assert same(pair[0], ours, **asked, **options).shape[1] < len(full)
-    noting = After(token)
-    pair[0].generate(
-        **asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours
-    )
-    assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
-
-
 @pytest.mark.parametrize("kind", ["tree", "beam"])
 def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_end(pair, kind):
     start, asked_at = 9, []
@@ -189,6 +161,20 @@ def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
     assert len(ours.generations) == 4  # of each row with the draft and without
 
 
+def test_a_row_ends_once_the_context_is_full_and_the_others_go_on():
+    model, draft = noisy("llama")
+    model.config.max_position_embeddings, model.generation_config.pad_token_id = 20, None
+    asked = batch(2, max_new_tokens=30, eos_token_id=None)  # of 9 and 7 tokens
+    kept = {"return_dict_in_generate": True, "output_logits": True}
+    with pytest.warns(Advice, match="context of 20 tokens is full"):
+        ours = model.generate(**asked, **kept, custom_generate=speculate(draft, TREE))
+        with pytest.raises(UserError, match="no padding token"):
+            model.generate(**asked | {"pad_token_id": None}, custom_generate=speculate("ngram"))
+    rows = model.generate(**asked)[:, : 9 + 14]
+    rows[0, 9 + 12 :] = 0  # the last token needs no position
+    assert torch.equal(ours.sequences, rows) and len(ours.logits) == 14
+
+
 @pytest.mark.slow
 def test_hooks_and_forwards_that_change_between_two_calls_are_called():
     """A native pass calls no hooks, so it may run only while there are none."""
@@ -213,6 +199,29 @@ def test_the_model_is_left_as_it_was(pair):
     assert model.generation_config.top_k == 7
     for weight, (wants, value) in zip(model.parameters(), before, strict=True):
         assert weight.requires_grad == wants and torch.equal(weight, value)
+
+
+@pytest.mark.slow
+def test_two_threads_share_a_model_with_a_window():
+    """Checks of a model write nothing to its configuration, where another thread would read it."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(3):
+            model, draft = noisy("mistral")
+            asked, start = batch(2, max_new_tokens=24, eos_token_id=None), Barrier(2)
+            theirs = model.generate(**asked)
+
+            def text(_, model=model, draft=draft, asked=asked, start=start):
+                start.wait()
+                return model.generate(**asked, custom_generate=speculate(draft, TREE))
+
+            with ThreadPoolExecutor(2) as threads:
+                for ours in threads.map(text, range(2)):
+                    assert torch.equal(ours, theirs)
+            assert model.config.sliding_window == draft.config.sliding_window == WINDOW
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_pair_is_loaded_under_autocast_and_draws_nothing():
@@ -263,9 +272,6 @@ def test_other_faults_are_refused_too(pair, monkeypatch):
     assert "another number of tokens" in fault(pair[1])
     with pytest.raises(UserError, match=r'custom_generate=speculate\("'):  # it is not called
         TARGET.module.generate(**ASKED, custom_generate=speculate)
-    several = {"input_ids": torch.tensor([PROMPT] * 2), "prefix_allowed_tokens_fn": lambda *_: [1]}
-    assert "several rows" in fault("ngram", **several)
-    assert "take one prompt" in fault("ngram", input_ids=several["input_ids"], max_time=9.0)
     monkeypatch.setattr("transformers.__version__", "5.2.0")
     assert "5.2.0 is not supported" in fault("ngram")
 
