@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import ArgumentError, UserError
+from nde_talf.decoding.end_tokens import end_tokens
 from nde_talf.decoding.forward.original import TransformersForward, optional, windows
 from nde_talf.decoding.session import TreeSession
 
@@ -43,6 +44,8 @@ class CausalModel:
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
         probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
+        chat_ends: tokens that end a text by the tokenizer and its chat template, which whoever
+            knows these sets (`nde_talf.data.text.pair.read_ends`).
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.
@@ -89,6 +92,7 @@ class CausalModel:
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = optional(config, "num_hidden_layers", 0)
         self.vocab_size = self._rows = len(self.lm_head.weight)
+        self.chat_ends: frozenset[int] = frozenset()
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
         padding = optional(config, "pad_token_id")
@@ -147,6 +151,12 @@ class CausalModel:
         targets of this size alone.
         """
         self.vocab_size = rows
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text: those of generation_config, and `chat_ends`."""
+        eos = self.module.generation_config.eos_token_id
+        return end_tokens(eos, self.vocab_size).ids | self.chat_ends
 
     def known(self, tokens: Tensor) -> Tensor:
         """`tokens`, those that the model has no embedding for replaced by its padding token."""

@@ -19,10 +19,9 @@ from nde_talf.data.dialogues.read import ASSISTANT, USER, Dialogue, Message, Uns
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document
 from nde_talf.data.text.prompts import ids_of
-from nde_talf.data.text.templates import in_time, render
+from nde_talf.data.text.templates import PROBE, in_time, render
 from nde_talf.decoding.common.errors import UserError
-
-_PROBE = "an answer that stands for any other 5c1d"
+from nde_talf.decoding.end_tokens import closing_token, special_tokens
 
 
 class ChatEncoder:
@@ -50,13 +49,12 @@ class ChatEncoder:
             )
         self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()
-        probe = [{"role": USER, "content": _PROBE}]
+        probe = [{"role": USER, "content": PROBE}]
         how = {"chat_template": template} | self.options
         render(tokenizer, probe, f"{KEY}.chat_template", **how)
-        added = (str(token) for token in tokenizer.added_tokens_decoder.values())
-        self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+        self._special = special_tokens(tokenizer)
         try:
-            self._answer([*probe, {"role": ASSISTANT, "content": _PROBE}])
+            self._answer([*probe, {"role": ASSISTANT, "content": PROBE}])
         except UnsuitedError as error:
             raise UserError(
                 f"{KEY}.chat_template: every dialogue is one {error}, so that none could be used."
@@ -106,8 +104,8 @@ class ChatEncoder:
         """Find the last answer: the character where it begins, and it with its end of turn."""
         text = self._render(messages)
         prompt = self._render(messages[:-1], add_generation_prompt=True)
-        probe: Message = {"role": ASSISTANT, "content": _PROBE}
-        head, shown, tail = self._render([*messages[:-1], probe]).rpartition(_PROBE)
+        probe: Message = {"role": ASSISTANT, "content": PROBE}
+        head, shown, tail = self._render([*messages[:-1], probe]).rpartition(PROBE)
         ends = shown and text.endswith(tail)
         if ends and not head.startswith(prompt):
             raise UnsuitedError(
@@ -124,7 +122,7 @@ class ChatEncoder:
     def _end_of_turn(self, tail: str) -> str:
         """Return the blanks and the special token that the text after an answer begins with."""
         bare = tail.lstrip()
-        special = next((s for s in self._special if bare.startswith(s)), None)
+        special = closing_token(self._special, tail)
         if special is None:
             raise UserError(
                 f"{KEY}: the chat template ends an answer with {tail[:40]!r}, which is no special"

@@ -19,17 +19,11 @@ class Engine(Protocol):
     ) -> list[list[int]]:
         """Continue each prompt by up to `new_tokens` tokens.
 
-        An end-of-text token ends a text and is dropped.
+        A text ends before the first of the model's end tokens (`nde_talf.decoding.end_tokens`).
         """
 
     def close(self) -> None:
         """Free the memory."""
-
-
-def end_of_text(generation_config) -> set[int]:
-    """Return the tokens that end a text, from a transformers GenerationConfig."""
-    eos = generation_config.eos_token_id
-    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
@@ -52,7 +46,7 @@ class TransformersEngine:
         self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
     ) -> list[list[int]]:
         """Continue each prompt, see `Engine.sample`."""
-        stops = end_of_text(self.model.module.generation_config)
+        stops = self.model.ends
 
         def some(at: slice) -> list[list[int]]:
             rows = [torch.tensor(prompt) for prompt in prompts[at]]
@@ -67,7 +61,8 @@ class TransformersEngine:
                     input_ids=ids,
                     attention_mask=mask,
                     max_new_tokens=new_tokens,
-                    pad_token_id=next(iter(stops), 0),
+                    eos_token_id=sorted(stops) or None,
+                    pad_token_id=min(stops, default=0),
                     **sampling_options(setting),
                 )[:, ids.shape[1] :].tolist()
             return [[*takewhile(lambda token: token not in stops, text)] for text in texts]

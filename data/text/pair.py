@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
+from nde_talf.data.text.templates import text_ends, tokenizer_of
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
@@ -225,7 +226,8 @@ def load_models(
     """Load the models in one or two folders, or of these hub names: target, and perhaps draft.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows
-    is fitted to the target's once. Prints which forward passes they have. Raises UserError as
+    is fitted to the target's once, and the target's texts end where its tokenizer ends them too.
+    Prints which forward passes they have, and ends that not all sources name. Raises UserError as
     `CausalModel.load` does.
 
     Args:
@@ -238,7 +240,8 @@ def load_models(
         draft_dtype: of the draft, see `type_of_draft`; None: the target's.
     """
     models: list[CausalModel] = []
-    for role, name in zip(ROLES, where, strict=False):
+    places = [*where]
+    for role, name in zip(ROLES, places, strict=False):
         key, across = f"model.{role}", None if models else device_map
         device = str(models[0].device) if models and device_map else device
         kind = type_of_draft(draft_dtype or dtype, dtype, device) if models else dtype
@@ -246,7 +249,31 @@ def load_models(
     for model in models:
         model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
+    if models:
+        read_ends(models, places[0])
     return models
+
+
+def read_ends(models: list[CausalModel], where: str) -> None:
+    """Let texts end where target, tokenizer or chat template end them; say where these differ.
+
+    models: target, and perhaps draft. where: the folder or hub name of the target.
+    """
+    target, tokenizer = models[0], tokenizer_of(where)
+    if tokenizer is None:
+        return
+    ends = text_ends(tokenizer, target.module.generation_config.eos_token_id, target.vocab_size)
+    target.chat_ends = ends.ids - ends.config
+
+    def tell(name: str, tokens: frozenset[int], sentence: str) -> None:
+        listed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(tokens))))
+        if tokens:
+            line = f"{name}: {sentence.format(listed)}"
+            console.print(line, style="dim", soft_wrap=True, markup=False)
+
+    tell(target.name, target.chat_ends, "texts end at {} too, which generation_config lacks")
+    for draft in models[1:]:
+        tell(draft.name, draft.ends - ends.ids, "{} ends no text here: the target goes on")
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,10 +12,13 @@ from jinja2 import Environment, TemplateError, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.end_tokens import EndTokens, end_tokens
 from nde_talf.decoding.loading import check_files
 
 SECONDS = 5.0
 """Time that rendering one conversation may take."""
+PROBE = "an answer that stands for any other 5c1d"
+"""An answer whose place in a rendered conversation shows what the template adds."""
 LONGEST = 10_000_000
 """Characters of a rendered conversation, and the largest number in a template."""
 
@@ -61,6 +64,36 @@ def render(
             f"{key}: the chat template cannot render a conversation ({type(error).__name__}:"
             f" {first_line(error)}). Mend it, or take a tokenizer with another one."
         ) from error
+
+
+def tokenizer_of(where: str) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer beside a model; None where there is none."""
+    with suppress(UserError):
+        return load_tokenizer(where)
+    return None
+
+
+def text_ends(tokenizer: PreTrainedTokenizerBase | None, eos: Any, vocabulary: int) -> EndTokens:
+    """Return the tokens that end the text of a model: see `nde_talf.decoding.end_tokens`.
+
+    eos: of its generation_config. A chat template that is not there, fails or does not show a plain
+    answer adds none.
+    """
+    if tokenizer is None:
+        return end_tokens(eos, vocabulary)
+    return end_tokens(eos, vocabulary, tokenizer, _after_answer(tokenizer))
+
+
+def _after_answer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the chat template puts after the last answer of a conversation; "" without."""
+    for content in (PROBE, [{"type": "text", "text": PROBE}]):
+        asked, answered = {"role": "user", "content": "Hi"}, {"role": "assistant"}
+        with suppress(UserError):
+            messages: Any = [asked, answered | {"content": content}]
+            _, shown, closing = render(tokenizer, messages, "").rpartition(PROBE)
+            if shown:
+                return closing
+    return ""
 
 
 def _check_numbers(template: str) -> None:
