@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.fitness import (
     FAULTS,
     HALF,
     SAME,
     allowed,
+    cause,
     check_readout,
     tree_difference,
 )
@@ -273,7 +274,7 @@ def _mask_fault(model: CausalModel) -> str | None:
         check_readout(model)
         difference = tree_difference(model)
     except FAULTS as error:
-        return f"its attention does not take a mask of one row a token ({first_line(error)})"
+        return f"its attention does not take a mask of one row a token ({cause(model, error)})"
     if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
         return None
     return (
@@ -299,7 +300,7 @@ def _by_branches(model: CausalModel, maskless: str) -> str:
             check_readout(model)
             differences[form] = tree_difference(model)
         except FAULTS as error:
-            fault = f"it failed ({first_line(error)})"
+            fault = f"it failed ({cause(model, error)})"
     if selected := optional(model.config, "index_topk"):
         # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
         model.max_context = min(model.max_context, selected)

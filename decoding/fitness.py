@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.files import memory_is_short
 from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.layer import NotNativeError
@@ -95,7 +96,7 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
         except NotNativeError as error:
             reason = str(error)
         except FAULTS as error:
-            reason = f"it failed ({first_line(error)})"
+            reason = f"it failed ({cause(model, error)})"
         model.native = None
     if asked == "native":
         raise UserError(
@@ -143,6 +144,16 @@ def _foreign(model: "CausalModel") -> str | None:
     return None
 
 
+def cause(model: "CausalModel", error: Exception) -> str:
+    """Return an error of a pass in words; raises UserError where memory is short."""
+    if memory_is_short(error):
+        raise UserError(
+            f"{model.name}: there is no memory for its first passes ({first_line(error)}). Free"
+            " some, or load it in a smaller type (model.dtype=bfloat16)."
+        ) from error
+    return first_line(error)
+
+
 def allowed(model: "CausalModel", least: float) -> float:
     """Return the difference from transformers' logits, at least `least`, that rounding explains."""
     return min(max(least, _NOISE * model.noise), _AT_MOST * least)
@@ -155,6 +166,15 @@ def _probe(model: "CausalModel") -> tuple[list[int], float]:
     attention. The difference is 0 where the model cannot run these.
     """
     rows, found = min(model.vocab_size, model._embedded), []
+    try:
+        model.module(input_ids=torch.zeros(1, 1).long().to(model.device), use_cache=False)
+    except ImportError:  # of attention that takes no tree, which is told then
+        pass
+    except FAULTS as error:
+        raise UserError(
+            f"{model.name}: it cannot run a token ({cause(model, error)}). Mend that, or choose"
+            " another model."
+        ) from error
     for place in _STRETCHES:
         tokens = (torch.arange(8, device=model.device) + int(place * rows)) % rows
         try:
