@@ -3,11 +3,13 @@ a pair with a model that has a row for the tokens of every text.
 """
 
 import pytest
+import torch
 
-from nde_talf.data.text.pair import check_tokenizers
+from nde_talf.data.text.pair import check_rows, check_tokenizers
 from nde_talf.data.text.shipped import shipped
 from nde_talf.data.text.templates import check_ids, load_tokenizer
 from nde_talf.decoding.common.errors import Advice, UserError
+from tests.decoding.pairs import tiny_pair
 
 TARGET = {"<s>": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4, "<image>": 9}
 
@@ -39,3 +41,10 @@ def test_tokens_of_every_chat_without_a_row_are_refused_and_others_told():
     tokenizer.chat_template, tokenizer.eos_token = None, "<|image|>"
     with pytest.raises(UserError, match=r"here: .*which every text or chat holds"):
         check_ids(tokenizer, rows, "here")
+
+
+def test_text_with_a_token_beyond_the_embedding_is_refused():
+    target, _ = tiny_pair(16)
+    check_rows(torch.tensor([[15]]), target)
+    with pytest.raises(UserError, match="its text holds token 16 of the tokenizer"):
+        check_rows(torch.tensor([[3, 16]]), target)
