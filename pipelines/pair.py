@@ -88,9 +88,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = load_models(given, *model.placed) if given else []
     context = shared_context(config, (model.max_context for model in models))
     text = _read(config, folder, models, context)
-    for target in models[:1]:
-        check_rows(text.train, target)
-        check_rows(text.held_out, target)
+    if models:
+        check_rows(text.train, models[0])
+        check_rows(text.held_out, models[0])
     if config.stage == "all" and models:
         room = config.evaluation.new_tokens + MARGIN
         check_prompts(text.prompts, models[0], room, context)
