@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.fitness import (
     FAULTS,
     HALF,
     SAME,
+    allowed,
+    cause,
     check_readout,
     tree_difference,
 )
@@ -272,8 +274,8 @@ def _mask_fault(model: CausalModel) -> str | None:
         check_readout(model)
         difference = tree_difference(model)
     except FAULTS as error:
-        return f"its attention does not take a mask of one row a token ({first_line(error)})"
-    if difference <= _CLOSE.get(model.dtype, HALF):
+        return f"its attention does not take a mask of one row a token ({cause(model, error)})"
+    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
         return None
     return (
         f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
@@ -298,11 +300,11 @@ def _by_branches(model: CausalModel, maskless: str) -> str:
             check_readout(model)
             differences[form] = tree_difference(model)
         except FAULTS as error:
-            fault = f"it failed ({first_line(error)})"
+            fault = f"it failed ({cause(model, error)})"
     if selected := optional(model.config, "index_topk"):
         # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
         model.max_context = min(model.max_context, selected)
-    bound = SAME.get(model.dtype, HALF)
+    bound = allowed(model, SAME.get(model.dtype, HALF))
     one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
     if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
         return f"transformers', a tree as a batch of its branches ({maskless})"

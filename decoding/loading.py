@@ -6,6 +6,7 @@ random numbers, other ones at every load. Here they are an error that names them
 
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import shorten
@@ -18,8 +19,9 @@ from torch import nn
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
+from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.common.tensors import unsound
 from nde_talf.decoding.fitness import LARGEST
@@ -48,6 +50,10 @@ MOST = 4
 """Names that an error lists."""
 _NUMBERS_IN_A_BYTE = 8
 """Numbers that the tightest quantisation packs, and more than any there is."""
+_OTHER_HEADS = re.compile("Classif|Reward|Score|Regress|ValueHead|Critic|QuestionAns|MaskedLM")
+"""Architectures of models with another output than a next token."""
+_HEADS = ("score", "classifier", "v_head", "value_head", "reward_head", "qa_outputs")
+"""Names of such outputs."""
 _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
@@ -72,16 +78,11 @@ def load_module(
             config.json knows of none, or is not a finite number. The message names `name`, the
             folder and the weights.
     """
-    from transformers import AutoConfig
-
     check_device(device, "device")
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
-    quantised = None
+    config = read_config(folder, name)
+    quantised = optional(config, "quantization_config")
     try:
-        check_files(Path(folder))
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        check_claims(Path(folder), config)
-        quantised = optional(config, "quantization_config")
         auto, attention = architecture(config)
         loaded: Any = auto.from_pretrained(
             str(folder),
@@ -92,8 +93,6 @@ def load_module(
             ignore_mismatched_sizes=True,  # they are reported, and refused below
             device_map=device_map or (None if device == "cpu" else {"": device}),
         )
-    except UserError:
-        raise
     except Exception as error:  # transformers raises whatever a damaged file leads to
         raise _not_loaded(error, f"{name}={folder}", bool(quantised)) from error
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
@@ -107,6 +106,33 @@ def load_module(
     return model
 
 
+def read_config(where: str | Path, name: str) -> "PretrainedConfig":
+    """Read the configuration of a causal language model; nothing is allocated.
+
+    Raises:
+        UserError: there is none, or that of another kind of model; the message names `name`.
+    """
+    from transformers import AutoConfig
+
+    folder = Path(where)
+    try:
+        check_files(folder)
+        if lacking := lacks(folder):
+            raise UserError(f"{name}={where}: {lacking}.")
+        config = AutoConfig.from_pretrained(str(where), trust_remote_code=False)
+        check_claims(folder, config)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _not_loaded(error, f"{name}={where}", False) from error
+    if other := [each for each in config.architectures or () if _OTHER_HEADS.search(each)]:
+        raise UserError(
+            f"{name}={where}: it is a {other[0]}, which scores texts and writes none. Give the"
+            " language model that it was made from."
+        )
+    return config
+
+
 def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
     """Say why a model could not be loaded, and what to do."""
     if quantised and isinstance(error, ImportError):
@@ -116,6 +142,11 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
         )
     if memory_is_short(error):
         return unreadable(where, error, "")
+    if "connect" in str(error) and not Path(where.partition("=")[2]).exists():
+        return UserError(
+            f"{where}: the hub cannot be reached, and the model is not in its cache. Check the"
+            " connection, or give a folder."
+        )
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
     whole = re.split(" or see how to run| Model type should be", str(error))[0]
     return UserError(
@@ -157,15 +188,12 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
 
     Raises:
         ValueError: it claims more layers than there are tensors, or a matrix that is larger than
-            all of the files.
+            all of the files; a matrix holds integers and is not quantised; a tensor is there twice.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         return
-    tensors = 0
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            tensors += len(opened.keys())
+    tensors = _count_tensors(files, not optional(config, "quantization_config"))
     numbers = _NUMBERS_IN_A_BYTE * sum(file.stat().st_size for file in files)
     text, heads = config.get_text_config(), ("num_attention_heads", "num_key_value_heads")
 
@@ -181,6 +209,31 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
             raise ValueError(
                 f"its config.json claims {name}={size(name)}, more than its weights hold"
             )
+
+
+def _count_tensors(files: list[Path], plain: bool) -> int:
+    """Count the tensors of safetensors files. Raises ValueError for one that is stored twice.
+
+    plain: matrices of integers are refused too, of which nobody knows the scales.
+    """
+    index = files[0].with_name("model.safetensors.index.json")
+    shards = {*read_json(index)["weight_map"].values()} if index.exists() else set()
+    count, sharded = 0, set[str]()
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            names = opened.keys()
+            for name in names if plain else ():
+                part = opened.get_slice(name)
+                if name.endswith("weight") and part.get_dtype()[0] in "IU" and part.get_shape()[1:]:
+                    raise ValueError(
+                        f"{file.name}: {name} holds integers, and its config.json has no"
+                        " quantization_config that says what they mean"
+                    )
+        if file.name in shards and (twice := sharded.intersection(names)):
+            raise ValueError(f"{min(twice)} is in several of its files")
+        sharded.update(names if file.name in shards else ())
+        count += len(names)
+    return count
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
@@ -210,12 +263,20 @@ def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
         "have another shape": sorted(mismatched),
         "belong to another architecture": sorted(foreign_names(model, found["unexpected_keys"])),
     }
+    left = {name for name in found["unexpected_keys"] if not name.endswith(_POSITIONS)}
     if any(faults.values()):
         raise UserError(
             f"{where}: its weights are not those of the model that its config.json describes, which"
             " would run with random numbers in their place. Of them,"
             f" {'; '.join(_listed(what, names) for what, names in faults.items() if names)}."
             " Download or export it again, or give the config.json that belongs to the weights."
+        )
+    if left:
+        warnings.warn(
+            f"{where}: {_listed('are in its files and in no part of the model', sorted(left))}:"
+            " they are not used.",
+            Advice,
+            stacklevel=2,
         )
 
 
@@ -231,6 +292,8 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
         if name.endswith(_POSITIONS):
             continue
         parts = name.split(".")
+        if parts[0] in _HEADS:
+            foreign.append(name)
         inside = ".".join(parts[:-1]) in modules
         numbers = (at for at, part in enumerate(parts) if part.isdigit())
         if inside or any(

@@ -32,8 +32,9 @@ class CausalModel:
         forward: "native": passes are those of `NativeForward`, which has to know the model's
             family. "transformers": passes are transformers'. "auto": native ones where that is
             possible and their logits are transformers'.
-        owned: False: the model is somebody else's, who goes on using it. Its generation_config, its
-            mode and whether its weights want gradients stay as they are.
+        owned: False: the model is somebody else's, who goes on using it, perhaps in other threads.
+            Nothing of it is written to: its generation_config, its mode, where its weights lie and
+            whether they want gradients.
         products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
             (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
@@ -42,6 +43,7 @@ class CausalModel:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
+        probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
         chat_ends: tokens that end a text by the tokenizer and its chat template, which whoever
             knows these sets (`nde_talf.data.text.pair.read_ends`).
         forward: which one that is and why, in words.
@@ -50,6 +52,8 @@ class CausalModel:
     """
 
     form = "masks"
+    probe: list[int]
+    noise: float
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class CausalModel:
         config = model.config.get_text_config()
         self.name = name
         self.module = model
-        self.products, self.packs = products, packs
+        self.products, self.packs, self.owned = products, packs, owned
         if owned:
             forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)

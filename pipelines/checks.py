@@ -31,6 +31,7 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
@@ -267,6 +268,7 @@ def _folders(config: Config) -> Iterator[str]:
             continue
         if Path(folder).exists() or key == "draft.warm_start" or not is_hub_name(folder):
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
+            fault = lacks(Path(folder)) or fault
             yield (
                 f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
                 " ORG/NAME)."

@@ -22,7 +22,7 @@ from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
-from nde_talf.decoding.loading import architecture
+from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
@@ -34,10 +34,8 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
 
     Raises UserError, naming `key`, for one that is no causal LM or cannot take a tree.
     """
-    from transformers import AutoConfig
-
+    config = read_config(where, key)
     try:
-        config = AutoConfig.from_pretrained(where, trust_remote_code=False)
         with torch.device("meta"):
             model = architecture(config)[0].from_config(config, dtype=dtype)
     except Exception as error:  # transformers raises whatever a wrong configuration leads to
@@ -112,8 +110,6 @@ def _print_data(config: Config, whole: bool) -> None:
 
     whole: read the prompts too, which are not faulty so far.
     """
-    from transformers import AutoConfig
-
     from nde_talf.pipelines.pair import (
         check_template,
         set_prompts,
@@ -134,10 +130,7 @@ def _print_data(config: Config, whole: bool) -> None:
     check_template(config)
     if not (whole and config.data.sets):
         return
-    configs = (
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
-        for name in config.model.given.values()
-    )
+    configs = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
     context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
     prompts = set_prompts(config, tokenizer, context)
     longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)

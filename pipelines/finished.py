@@ -77,8 +77,18 @@ def meant(key: str, name: str, checkpoints: Path) -> str:
     )
 
 
+def lineage(root: Path, run: str, base: str | None) -> list[Path]:
+    """The folders of a run, of its base, of that one's base, and so on."""
+    folders = [root / run]
+    while base and root / base not in folders:
+        check_name("base", base)
+        folders.append(root / base)
+        base = read_record(folders[-1]).get("base")
+    return folders
+
+
 class Run:
-    """The folders of a finished run; a stage that only its base has is found there.
+    """The folders of a finished run; a stage that only a base of it has is found there.
 
     "small" is the shipped pair, which is laid out like a run.
 
@@ -94,9 +104,7 @@ class Run:
             check_name("run", name)
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
-        base = read_record(folder).get("base")
-        check_name("base", base)
-        self.folders = [folder, *([root / base] if base else [])]
+        self.folders = lineage(root, name, read_record(folder).get("base"))
         if not (self.stage("pair") / "pair.json").exists():
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
@@ -105,7 +113,7 @@ class Run:
             )
 
     def stage(self, name: str) -> Path:
-        """The folder of a stage: this run's own, or else its base's."""
+        """The folder of a stage: this run's own, or else that of a base."""
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
     @property

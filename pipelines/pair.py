@@ -23,6 +23,7 @@ from nde_talf.data.text.corpus import (
 from nde_talf.data.text.pair import (
     Pair,
     check_prompts,
+    check_rows,
     check_tokenizers,
     load_models,
     shipped_prompts,
@@ -34,13 +35,14 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
 from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
-from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
+from nde_talf.data.text.templates import ChatTemplate, check_ids, load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track, working
 from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.loading import read_config
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.static import MARGIN
@@ -86,6 +88,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = load_models(given, *model.placed) if given else []
     context = shared_context(config, (model.max_context for model in models))
     text = _read(config, folder, models, context)
+    if models:
+        check_rows(text.train, models[0])
+        check_rows(text.held_out, models[0])
     if config.stage == "all" and models:
         room = config.evaluation.new_tokens + MARGIN
         check_prompts(text.prompts, models[0], room, context)
@@ -309,6 +314,9 @@ def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
             f"model.target={model.target}: its tokenizer has no end-of-text token"
             " (eos_token); set one."
         )
+    where = f"model.target={model.target}"
+    rows = read_config(str(model.target), "model.target").get_text_config().vocab_size
+    check_ids(target, rows, where)
     if draft := model.given.get("draft"):
         vocabulary = load_tokenizer(draft, "model.draft").get_vocab()
         check_tokenizers(target.get_vocab(), vocabulary, f"model.draft={draft}")

@@ -35,7 +35,7 @@ from nde_talf.decoding.common.files import (
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import meant
+from nde_talf.pipelines.finished import lineage, meant
 from nde_talf.pipelines.manifest import (
     BEGUN,
     MANIFEST,
@@ -285,14 +285,15 @@ def _set_aside(folder: Path, own: Path) -> None:
 
 
 def locate(stage: Stage, config: Config) -> Path:
-    """Return the stage's folder: in this run, or in the run `base`.
+    """Return the stage's folder: in this run, in the run `base`, in that one's base, and so on.
 
-    The latter if only that run has it, finished with the same settings.
+    It is the first run that has it, if finished with the same settings.
     """
-    root = Path(config.paths.checkpoints)
-    own = root / config.run / stage.folder
-    if config.base and not own.exists():
-        other = root / config.base / stage.folder
+    own, *others = (
+        run / stage.folder
+        for run in lineage(Path(config.paths.checkpoints), config.run, config.base)
+    )
+    for other in [] if own.exists() else others:
         if (other / MANIFEST).exists() and not changed(
             read_json(other / MANIFEST), plain(stage.settings(config))
         ):

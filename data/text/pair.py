@@ -365,6 +365,15 @@ def check_prompts(
             )
 
 
+def check_rows(rows: Tensor, target: CausalModel) -> None:
+    """Raise UserError for text with a token that has no row in the target's embedding."""
+    if rows.numel() and (token := int(rows.max())) >= target.vocab_size:
+        raise UserError(
+            f"data: its text holds token {token} of the tokenizer, and {target.name} has"
+            f" {target.vocab_size}. Take such words out of it."
+        )
+
+
 def spread(rows: Rows, count: int) -> Rows:
     """Take at most `count` of `rows`, evenly: neighbours come from the same few documents."""
     return rows[:: max(1, len(rows) // count)][:count]

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +20,9 @@ from nde_talf.data.text.conversation import (
     Message,
     UnsuitedError,
 )
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.end_tokens import end_tokens
-from nde_talf.decoding.loading import check_files
+from nde_talf.decoding.loading import check_files, read_config
 
 SECONDS = 5.0
 """Time that rendering one conversation may take."""
@@ -47,11 +48,34 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
     except UserError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
+        read_config(where, name)  # whose fault it may be
         raise UserError(
             f"{name}={where}: no tokenizer could be loaded from there"
             f" ({type(error).__name__}: {shorten(str(error), 200, placeholder=' ...')}). Save the"
             " tokenizer beside the model."
         ) from error
+
+
+def check_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> None:
+    """Check that the tokens of every text have a row of the embedding; advise about other tokens.
+
+    These are its first and last ones, and those that the chat template writes. Gemma-3's tokenizer
+    has a token for images that its smallest models lack.
+    """
+    beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
+    used = {tokenizer.eos_token_id, *tokenizer("")["input_ids"]}
+    turns = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
+    with suppress(UserError):
+        used |= {*tokenizer(ChatTemplate(tokenizer, "").render(turns))["input_ids"]}
+    listed = ", ".join(f"{token} ({index})" for index, token in sorted(beyond.items())[:4])
+    fault = f"{where}: the embedding has {rows} rows, and none for {listed} of its tokenizer"
+    if not beyond.keys().isdisjoint(used):
+        raise UserError(
+            f"{fault}, which every text or chat holds. Resize and train the embedding"
+            " (resize_token_embeddings), or give the model's own tokenizer."
+        )
+    if beyond:
+        warnings.warn(f"{fault}: a text with these cannot be read.", Advice, stacklevel=2)
 
 
 class ChatTemplate:

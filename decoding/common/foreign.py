@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest
-from nde_talf.decoding.common.files import content_digest
+from nde_talf.decoding.common.files import content_digest, read_json
 
 SMALL = 64 << 20
 """Size in bytes up to which a JSON file or a header is read."""
@@ -29,6 +29,25 @@ def place_of(where: str) -> Path | None:
     except (ImportError, ValueError, OSError):
         return None
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def lacks(path: Path) -> str | None:
+    """Tell what a file or folder lacks to be a model, where it is GGUF or a LoRA adapter."""
+    adapter = path / "adapter_config.json"
+    if adapter.is_file():
+        base = read_json(adapter).get("base_model_name_or_path")
+        return (
+            f"it holds a LoRA adapter for {base}, which is not applied here. Merge the two with"
+            " peft's merge_and_unload() and save them as one model; if the weights in the folder"
+            " are already merged, take the adapter's files away"
+        )
+    files = [path] if path.suffix == ".gguf" else [*path.glob("*.gguf")]
+    if files and not (path / "config.json").exists():
+        return (
+            f"{files[0].name} is GGUF, which is not read here. Give a folder with the config.json,"
+            " the safetensors weights and the tokenizer from which it was made"
+        )
+    return None
 
 
 def recorded(where: str) -> dict[str, Any]:

@@ -1,9 +1,15 @@
-"""Two tokenizers make a pair where they have the same token at every id that both know."""
+"""Two tokenizers make a pair where they have the same token at every id that both know; one makes
+a pair with a model that has a row for the tokens of every text.
+"""
 
 import pytest
+import torch
 
-from nde_talf.data.text.pair import check_tokenizers
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.data.text.pair import check_rows, check_tokenizers
+from nde_talf.data.text.shipped import shipped
+from nde_talf.data.text.templates import check_ids, load_tokenizer
+from nde_talf.decoding.common.errors import Advice, UserError
+from tests.decoding.pairs import tiny_pair
 
 TARGET = {"<s>": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4, "<image>": 9}
 
@@ -20,3 +26,25 @@ def test_ids_that_differ_are_named_up_to_three():
     for draft, words in ((moved, named), ({"z": 100}, "no id is known to both")):
         with pytest.raises(UserError, match=f"small has another.*{words}"):
             check_tokenizers(TARGET, draft, "small")
+
+
+def test_tokens_of_every_chat_without_a_row_are_refused_and_others_told():
+    tokenizer = load_tokenizer(shipped("target"))
+    rows = len(tokenizer)
+    check_ids(tokenizer, rows, "here")
+    tokenizer.add_tokens(["<|turn|>", "<|image|>"], special_tokens=True)
+    with pytest.warns(Advice, match=rf"here: .* {rows} rows, and none for <\|turn\|> \({rows}\)"):
+        check_ids(tokenizer, rows, "here")
+    tokenizer.chat_template = "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}"
+    with pytest.raises(UserError, match=r"here: .*which every text or chat holds"):
+        check_ids(tokenizer, rows, "here")
+    tokenizer.chat_template, tokenizer.eos_token = None, "<|image|>"
+    with pytest.raises(UserError, match=r"here: .*which every text or chat holds"):
+        check_ids(tokenizer, rows, "here")
+
+
+def test_text_with_a_token_beyond_the_embedding_is_refused():
+    target, _ = tiny_pair(16)
+    check_rows(torch.tensor([[15]]), target)
+    with pytest.raises(UserError, match="its text holds token 16 of the tokenizer"):
+        check_rows(torch.tensor([[3, 16]]), target)

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nde_talf import CausalModel, UserError
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
+from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.loading import foreign_names, load_module
 from tests.decoding.families import FAMILIES, family, module
 
@@ -63,6 +65,31 @@ def spoil(**tensors):
     return lambda folder: edit(folder, change)
 
 
+def add(**tensors):
+    return lambda folder: edit(folder, lambda weights: weights.update(tensors))
+
+
+def as_integers(weights) -> None:
+    weights[UP] = (30 * weights[UP]).to(torch.int8)
+
+
+def store_twice(folder) -> None:
+    build("llama").save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    save_file(load_file(second) | load_file(first), second, metadata={"format": "pt"})
+
+
+def only_gguf(folder) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.Q4.gguf").touch()
+
+
+def adapter(folder) -> None:
+    settings = json.dumps({"base_model_name_or_path": "org/name"})
+    (folder / "adapter_config.json").write_text(settings)
+
+
 UP = "model.layers.1.mlp.up_proj.weight"
 REFUSED = {
     "no head": (spoil(**{"lm_head.weight": None}), r"random numbers.*lm_head\.weight are missing"),
@@ -79,6 +106,15 @@ REFUSED = {
         r"mlp\.down_proj\.weight \(32, 48\), not \(32, 64\).* have another shape",
     ),
     "NaN": (spoil(**{UP: torch.nan}), r"up_proj\.weight hold NaN, infinite or huge numbers"),
+    "a reward model": (
+        lambda folder: configure(folder, architectures=["LlamaForSequenceClassification"]),
+        "is a LlamaForSequenceClassification, which scores texts and writes none",
+    ),
+    "a head of scores": (add(**{"v_head.summary.weight": torch.ones(1, 32)}), r"v_head\.summary"),
+    "integers": (lambda folder: edit(folder, as_integers), "holds integers, and its config.json"),
+    "a tensor twice": (store_twice, r"embed_tokens\.weight is in several of its files"),
+    "an adapter": (adapter, "a LoRA adapter for org/name.* merge_and_unload"),
+    "GGUF": (only_gguf, r"model\.Q4\.gguf is GGUF.* Give a folder"),
 }
 
 
@@ -96,14 +132,41 @@ def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
     edit(folder, add)
-    CausalModel.load(folder)
+    with pytest.warns(Advice, match=r": vision_tower\.layers\.0\.weight are in its files"):
+        CausalModel.load(folder)
     names = [
         "h.0.attn.bias",
         "transformer.h.0.attn.c_attn.bias",
         "transformer.h.2.ln_1.weight",
         "score.weight",
     ]
-    assert foreign_names(build("gpt2", True), names) == names[1:3]
+    assert foreign_names(build("gpt2", True), names) == names[1:]
+
+
+@pytest.mark.parametrize(
+    "fault,words",
+    [
+        ("can't allocate memory", "there is no memory for its first passes"),
+        ("addmm not implemented for Float8", r"it cannot run a token \(addmm"),
+    ],
+)
+def test_a_pass_that_fails_is_told_by_its_cause(fault, words):
+    def fail(*_) -> None:
+        raise RuntimeError(fault)
+
+    model = build("llama")
+    model.model.norm.register_forward_hook(fail)
+    with pytest.raises(UserError, match=f"its name.*{words}"):
+        CausalModel(model, "its name")
+
+
+def test_the_hub_out_of_reach_and_a_faulty_configuration_are_no_fault_of_the_tokenizer(folder):
+    configure(folder, rope_parameters={"rope_type": "yarn"})
+    for where, words in ((folder, "'factor'"), ("org/nowhere", "hub cannot be reached")):
+        for load in (CausalModel.load, load_tokenizer):
+            with pytest.raises(UserError, match=words) as told:
+                load(where)
+            assert "Save the tokenizer" not in str(told.value)
 
 
 def test_numbers_that_are_too_large_for_their_type_are_refused(folder):

@@ -12,10 +12,11 @@ import pytest
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import read_json
+from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.draft_training.families import NoHeadError
 from nde_talf.pipelines import draft, pair
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.manifest import BEGUN, MANIFEST
 from nde_talf.pipelines.stage import _set_aside
 from nde_talf.pipelines.traces import chosen_engine
@@ -168,6 +169,15 @@ def test_a_base_runs_stages_are_used_and_never_touched(chain):
     chain.path("traces", "made.txt").write_text(before["traces"])
     assert chain.run("selector", force=True, run="second", base="default") == ["selector"]
     assert chain.made() == before
+
+
+def test_a_base_of_a_base_is_followed(chain):
+    chain.run("selector", force=True, run="second", base="default")
+    runs = chain.path().parent
+    for run, base in (("second", "default"), ("default", "third")):  # in a circle
+        write_json(runs / run / COMMAND, {"base": base, "arguments": []})
+    assert chain.run("selector", run="third", base="second") == []
+    assert chain.run("traces", run="third", base="second") == []
 
 
 def test_an_unfinished_stage_whose_beginning_is_damaged_says_what_to_delete(tmp_path):
