@@ -76,7 +76,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         rows, held_out = rows.cut(room), held_out.cut(room)
         rows_of_steps = draft.steps * draft.batch * draft.accumulate * draft.devices
         console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
-        most = draft.held_out_rows or min(12, 1 + rows_of_steps // REPORTED)
+        most = draft.held_out_rows or min(12, max(1, rows_of_steps // REPORTED))
         some, curves = spread(held_out, 2 * most), tracker.loggers("head")
         head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
         facts, others = _facts(config), some[1::2] or some

@@ -4,9 +4,11 @@ import doctest
 from dataclasses import replace
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 import nde_talf.draft_training.trainer
+from nde_talf.decoding.common import progress
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from nde_talf.draft_training.trainer import warm_up_then_cosine
 from tests.draft_training.heads import same
@@ -15,6 +17,17 @@ from tests.draft_training.test_training import TINY
 
 def test_the_examples_of_the_schedules():
     assert doctest.testmod(nde_talf.draft_training.trainer) == (0, 2)
+
+
+class Line(pl.Callback):
+    def on_train_batch_end(self, *_):
+        self.line = progress._activities[-1].line()
+
+
+def test_a_line_says_step_loss_speed_and_time_to_go(target, rows, tmp_path):
+    fit_head(target, rows, TINY, tmp_path, callbacks=[seen := Line()])
+    for words in ("5 of 6 steps", "to go", "loss ", "tokens_per_second "):
+        assert words in seen.line
 
 
 def test_gradients_are_clipped_to_the_norm_that_is_asked_for(target, rows, tmp_path, monkeypatch):
