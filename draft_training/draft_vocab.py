@@ -1,31 +1,76 @@
-"""The draft vocabulary: tokens that a head with its own lm_head can draft.
+"""The draft vocabulary: tokens that a head can draft, and whether to have one.
 
 A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be
-added to an index in it for the id there; t2d [V] (bool): which ids are in it. Pure functions.
+added to an index in it for the id there; t2d [V] (bool): which ids are in it.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.model import CausalModel
+
+COVERED = 0.98
+"""Share of the text that a draft vocabulary covers where nothing else is asked for."""
+LEVELS, REPEATS = 4, 5
 
 
-def frequent_tokens(rows: TokenRows, size: int, vocab_size: int) -> Tensor:
-    """Find the `size` most frequent ids of a target's `vocab_size`, ascending.
+def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | None:
+    """Find the most frequent ids of a target's `vocab_size`, ascending.
 
     Tokens of `rows` whose prediction counts are counted; of equally frequent ids the lower one is
     taken.
 
-    Raises UserError unless there are fewer than all.
+    size: how many ids, or below 1 the share of text like `rows` that the fewest cover, None if none
+    do. Of such text as much is new as comes up once in `rows` (Good and Turing).
+
+    Raises UserError for a number that is not below `vocab_size`.
     """
+    counts = torch.bincount(rows.tokens[rows.loss].cpu(), minlength=vocab_size)
+    counts, ids = counts.sort(descending=True, stable=True)
+    if size < 1:
+        covered = counts.where(counts > 1, 0).cumsum(0)
+        size = 1 + int((covered < size * counts.sum()).sum())
+        if size >= vocab_size:
+            return None
     if size >= vocab_size:
         raise UserError(
-            f"draft.draft_vocab={size}: the target has {vocab_size} tokens; leave it out to draft"
-            " them all."
+            f"draft.draft_vocab={size:.0f}: the target has {vocab_size} tokens; null drafts them"
+            " all."
         )
-    counts = torch.bincount(rows.tokens[rows.loss].cpu(), minlength=vocab_size)
-    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+    return ids[: int(size)].sort().values
+
+
+def pays(target: CausalModel, vocabulary: Tensor, share: float) -> bool:
+    """Tell whether reading out `vocabulary` alone makes a step cheaper, by timing it here.
+
+    A step is a pass of the target and `LEVELS` drafted ones. With a `share` of the tokens, it
+    commits about 1 - share² fewer.
+    """
+    one = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    rows = target.readout.weight.detach()[vocabulary.to(target.device)]
+
+    def seconds(run: Callable[[], Tensor]) -> float:
+        threads = torch.get_num_threads()
+        timer = Timer("run().softmax(-1)", globals={"run": run}, num_threads=threads)
+        return timer.timeit(REPEATS).median
+
+    with torch.inference_mode():
+        hidden = target.hidden(one, one, None, None)
+        step = seconds(lambda: target.logits(target.hidden(one, one, None, None)))
+        whole = seconds(lambda: target.logits(hidden))
+        some = seconds(lambda: F.linear(hidden, rows))
+    console.print(
+        f"reading out {len(rows)} of {target.vocab_size} tokens takes {1e3 * some:.2f} ms, all"
+        f" {1e3 * whole:.2f} ms, a step of plain decoding {1e3 * step:.2f} ms"
+    )
+    return step + LEVELS * some < share**2 * (step + LEVELS * whole)
 
 
 def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:
@@ -33,33 +78,27 @@ def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:
     return torch.isin(rows.tokens[rows.loss].cpu(), vocabulary).float().mean().item()
 
 
-def layout_of(vocabulary: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+def layout_of(vocabulary: Tensor, vocab_size: int) -> dict[str, Tensor]:
     """d2t and t2d of a draft vocabulary."""
-    d2t = vocabulary - torch.arange(len(vocabulary))
-    return d2t, torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, vocabulary, True)
-
-
-def vocabulary_of(d2t: Tensor) -> Tensor:
-    """The draft vocabulary [D] that d2t [D] names."""
-    return d2t + torch.arange(len(d2t), device=d2t.device)
+    inside = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, vocabulary, True)
+    return {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": inside}
 
 
 def vocabulary_in(weights: dict[str, Tensor], vocab_size: int, source: str) -> Tensor | None:
-    """Return the draft vocabulary in a head's weights; None if they have none.
+    """Take the draft vocabulary out of a head's weights; None if they have none.
 
-    A missing t2d is added. Raises UserError, naming `source`, where d2t and t2d do not say the
-    same.
+    Raises UserError, naming `source`, where d2t and t2d (which may be missing) do not say the same.
     """
-    if not {"d2t", "t2d"} & weights.keys():
+    d2t, t2d = weights.pop("d2t", None), weights.pop("t2d", None)
+    if d2t is None and t2d is None:
         return None
-    d2t = weights.get("d2t", torch.empty(0))
-    if d2t.ndim == 1 and d2t.dtype == torch.int64:
-        vocabulary = vocabulary_of(d2t)
-        if "t2d" not in weights and bool((vocabulary < vocab_size).all()):
-            weights["t2d"] = layout_of(vocabulary.clamp(min=0), vocab_size)[1]
-        inside = weights.get("t2d", torch.empty(0))
-        if len(inside) == vocab_size and torch.equal(vocabulary, inside.nonzero().flatten()):
-            return vocabulary
+    if d2t is not None and d2t.ndim == 1 and d2t.dtype == torch.int64:
+        vocabulary = d2t + torch.arange(len(d2t))
+        rises = torch.cat([vocabulary.new_tensor([-1]), vocabulary]).diff() > 0
+        if rises.all() and bool((vocabulary < vocab_size).all()):
+            inside = layout_of(vocabulary, vocab_size)["t2d"]
+            if t2d is None or torch.equal(t2d.bool(), inside):
+                return vocabulary
     raise UserError(
         f"{source}: its d2t and t2d do not name the same of the target's {vocab_size} tokens, in"
         " ascending order, so the head would draft nonsense. Export the head again."

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_of
+from nde_talf.draft_training.draft_vocab import layout_of
 from nde_talf.draft_training.families import family_of
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.settings import FAMILY, NORMS
@@ -65,7 +65,6 @@ class Eagle3Head(EagleHead):
     """
 
     kind = "eagle3"
-    d2t: Tensor | None
 
     def __init__(
         self,
@@ -84,10 +83,7 @@ class Eagle3Head(EagleHead):
         self.feature_layers = tuple(layers) or three_layers(target.layers)
         self.norms = tuple(name for name in NORMS if name in norms)
         target.reader(self.feature_layers)
-        self._layout: Sequence[Tensor | None] = (None, None)
-        if vocabulary is not None:
-            self._layout = layout_of(vocabulary.cpu(), target.vocab_size)
-        super().__init__(target, layer, **options)
+        super().__init__(target, layer, vocabulary=vocabulary, **options)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
@@ -104,9 +100,7 @@ class Eagle3Head(EagleHead):
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
         self.norm = self._norm(hidden)
-        for name, tensor in zip(("d2t", "t2d"), self._layout, strict=True):
-            self.register_buffer(name, tensor)
-        drafted = self.config.vocab_size if self.d2t is None else len(self.d2t)
+        drafted = self.config.vocab_size if self.vocabulary is None else len(self.vocabulary)
         self.lm_head = nn.Linear(hidden, drafted, bias=False)
 
     def _norm(self, size: int) -> LlamaRMSNorm:
@@ -157,18 +151,10 @@ class Eagle3Head(EagleHead):
         """See `EagleHead.own_matrix`: trained."""
         return self.lm_head.weight
 
-    @property
-    def vocabulary(self) -> Tensor | None:
-        """See `EagleHead`."""
-        return None if self.d2t is None else vocabulary_of(self.d2t)
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        """See `EagleHead.logits`: minus infinity for what cannot be drafted."""
-        logits = self.lm_head(self.read(outputs))
-        if self.d2t is None:
-            return logits
-        everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
-        return everything.index_copy_(-1, self.vocabulary, logits)
+    def drafted_logits(self, outputs: Tensor) -> Tensor:
+        """See `EagleHead.drafted_logits`."""
+        logits: Tensor = self.lm_head(self.read(outputs))
+        return logits
 
     def output(self, states: Tensor) -> Tensor:
         """See `EagleHead.output`: with norm_output after the final norm."""
@@ -197,6 +183,8 @@ class Eagle3Head(EagleHead):
         """
         fc = {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
         weights = self.state_dict() | fc
+        if self.vocabulary is not None:
+            weights |= layout_of(self.vocabulary.cpu(), self.target.vocab_size)
         return {name.replace(_LAYER, _FILE_LAYER): each for name, each in weights.items()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:

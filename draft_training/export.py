@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_in
 from nde_talf.draft_training.families import not_for_vllm, served_config
 from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.published import CONFIG, FILES, LAYERS, SIZES, load_layout
@@ -48,14 +49,16 @@ class Note(TypedDict):
     target_signs_sha256: str
     trained_in: str | None
     sizes: dict[str, Any]
+    d2t: NotRequired[list[int]]
 
 
 FORMAT = Format("draft head", "export the head again with stage=draft force=true", Note)
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size,
 lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where it is not known),
-and sizes (fields of the layer's configuration that are not the target's: those of a published head
-that it was trained from).
+sizes (fields of the layer's configuration that are not the target's: those of a published head
+that it was trained from), and d2t where it drafts some tokens and the target's readout is used (see
+`draft_vocab`; an engine drafts from the whole readout).
 """
 
 _DIFFERS = {
@@ -178,6 +181,9 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "sizes": head.other_sizes,
         **_identity(head.target),
     }
+    if head.own_matrix is None and head.vocabulary is not None:
+        layout = layout_of(head.vocabulary.cpu(), head.target.vocab_size)
+        config[NOTE]["d2t"] = layout["d2t"].tolist()
     weights = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
         for name, tensor in head.file_weights().items()
@@ -236,6 +242,9 @@ def load_head(
             f"{folder / CONFIG}: it notes {note['kind']} and {note['layer']}, and its weights are"
             f" those of {head.kind} and {head.family.name}: {FORMAT.again}."
         )
+    if "d2t" in note:
+        known = {"d2t": torch.tensor(note["d2t"])}
+        head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)
     head.trained_in = note["trained_in"]
     return head
 

@@ -12,6 +12,8 @@ It knows nothing of losses, of how trees are chosen, or of files.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -22,6 +24,7 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.layer import NotNativeError
 from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.readout import Readout
 from nde_talf.draft_training import tree_attention
 from nde_talf.draft_training.families import family_of, layer_config, rotary_of
 from nde_talf.draft_training.head_forward import HeadForward
@@ -45,6 +48,7 @@ class EagleHead(nn.Module):
             bfloat16: an update of 3e-4 of a weight of size 1 is lost in bfloat16.
         sizes: fields of the layer's configuration that are not the target's, as published heads
             have them; `fc_bias` too.
+        vocabulary: see below; it may be set later where the target's readout is used.
 
     Attributes:
         feature_layers: layers of the target whose features the head takes (`CausalModel.reader`);
@@ -62,7 +66,7 @@ class EagleHead(nn.Module):
     trained_in: str | None = None
     feature_layers: tuple[int, ...] = ()
     norms: tuple[str, ...] = ()
-    vocabulary: Tensor | None = None
+    vocabulary: Tensor | None
     native: HeadForward | None = None
 
     def __init__(
@@ -71,8 +75,10 @@ class EagleHead(nn.Module):
         layer: str = FAMILY,
         dtype: torch.dtype | None = None,
         sizes: dict[str, Any] | None = None,
+        vocabulary: Tensor | None = None,
     ):
         super().__init__()
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
         self.family = family_of(target, layer)
         self.config = layer_config(target, self.family)
         known = self.config.to_dict()
@@ -161,8 +167,23 @@ class EagleHead(nn.Module):
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., V] of output features [..., H], in the target's dtype."""
-        return self.target.logits(self.read(outputs).to(self.target.dtype))
+        """Logits [..., V] of output features: minus infinity for what cannot be drafted."""
+        logits = self.drafted_logits(outputs)
+        if self.vocabulary is None:
+            return logits
+        everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
+        return everything.index_copy_(-1, self.vocabulary, logits)
+
+    def drafted_logits(self, outputs: Tensor) -> Tensor:
+        """Logits [..., D] of the tokens in `vocabulary`, in the target's dtype."""
+        read = self.target.logits if self.vocabulary is None else self._rows
+        return read(self.read(outputs).to(self.target.dtype))
+
+    @cached_property
+    def _rows(self) -> Readout:
+        """The target's readout of the tokens in `vocabulary`."""
+        whole = self.target.readout
+        return replace(whole, weight=whole.weight.detach()[self.vocabulary])
 
     def combine(self, features: Tensor) -> Tensor:
         """Turn the target's features [..., W] into what an entry takes: here nothing is done.

@@ -15,7 +15,7 @@ from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted
@@ -70,6 +70,14 @@ class EagleDrafter(SessionDrafter):
         """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
         self.session.commit([])
         self._go_on(accepted.tokens, self.root, features=self.head.combine(features)[None])
+
+    def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
+        """See `SessionDrafter._distribution`: warped among the tokens that the head can draft."""
+        vocabulary = self.head.vocabulary
+        if vocabulary is None or self.processed is not None:
+            return super()._distribution(hidden, texts)
+        q = warp(self.head.drafted_logits(hidden), self.setting)
+        return q.new_zeros(len(q), self.vocab_size).index_copy_(-1, vocabulary, q)
 
     def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""

@@ -16,7 +16,8 @@ it. Tests compare the two.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -30,8 +31,6 @@ from nde_talf.draft_training.settings import EagleLoss, Loss, TalfLoss
 if TYPE_CHECKING:
     from nde_talf.draft_training.head import EagleHead
 
-_FLOOR = 1e-6  # of the mass of a draft vocabulary
-
 
 @dataclass(frozen=True)
 class HeadReadout(Readout):
@@ -42,7 +41,7 @@ class HeadReadout(Readout):
     Args:
         matrix: the head's own, [V, H] or [D, H], which gets gradients; None where the target's
             readout reads the head out.
-        vocabulary: ids [D] of the tokens that `matrix` has rows for, ascending; None: all.
+        vocabulary: ids [D] of the tokens that the head can draft, ascending; None: all.
         chunk: rows of [V] that are held at once; fewer on a CPU, so that they stay in its cache.
     """
 
@@ -59,10 +58,12 @@ class HeadReadout(Readout):
         weight, chunk = target.weight.to(dtype), 64 if kind == "cpu" else cls.chunk
         return cls(weight, target.bias, target.scale, target.cap, matrix, head.vocabulary, chunk)
 
-    def cast(self) -> "HeadReadout":
-        """Return a readout whose `matrix` has the dtype that products are taken in."""
-        matrix = None if self.matrix is None else self.matrix.to(self.weight.dtype)
-        return replace(self, matrix=matrix)
+    @cached_property
+    def rows(self) -> Tensor:
+        """The rows [V, H] or [D, H] that read the head out, in the dtype of products."""
+        if self.matrix is not None:
+            return self.matrix.to(self.weight.dtype)
+        return self.weight if self.vocabulary is None else self.weight[self.vocabulary]
 
     def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Split tensors of rows alike into chunks."""
@@ -74,9 +75,8 @@ class HeadReadout(Readout):
 
     def of_head(self, features: Tensor) -> Tensor:
         """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
-        if self.matrix is None:
-            return self.of_target(features)
-        return F.linear(features.to(self.matrix.dtype), self.matrix).float()
+        logits = F.linear(features.to(self.rows.dtype), self.rows).float()
+        return self.finish(logits) if self.matrix is None else logits
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """Return the derivative of the head's logits z [R, V] by the products W f.
@@ -213,8 +213,7 @@ class _Fused(torch.autograd.Function):
         counts: Tensor,
         weights: Loss,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        readout, counts = readout.cast(), counts.float()
-        w = readout.weight if readout.matrix is None else readout.matrix
+        counts, w = counts.float(), readout.rows
         by_matrix, found = None, []  # the gradient of `matrix`, summed in float32
         if ctx.needs_input_grad[1]:
             by_matrix = torch.zeros_like(matrix, dtype=torch.float32)
@@ -263,14 +262,13 @@ def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
     With a draft vocabulary p [R, D] is renormalised in it, and 0 at nodes whose most likely token
     is outside: its index is -1.
     """
-    p = readout.of_target(labels).softmax(-1)
-    best = p.argmax(-1)
+    logits = readout.of_target(labels)
+    best = logits.argmax(-1)
     if readout.vocabulary is None:
-        return p, best
+        return logits.softmax(-1), best
     index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
     inside = readout.vocabulary[index] == best
-    p = p[:, readout.vocabulary]
-    p = p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside[:, None]
+    p = logits[:, readout.vocabulary].softmax(-1) * inside[:, None]
     return p, index.where(inside, -1)
 
 
@@ -359,7 +357,7 @@ def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> Node
     With a draft vocabulary q is 0 outside it. Loss and KL would be infinite there: it is that of p
     restricted to the vocabulary and renormalised.
     """
-    parts, readout, vocabulary = [], readout.cast(), readout.vocabulary
+    parts, vocabulary = [], readout.vocabulary
     for guess, truth in readout.chunks(features, labels):
         log_p = readout.of_target(truth).log_softmax(-1)
         log_q = readout.of_head(guess).log_softmax(-1)

@@ -177,8 +177,7 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
     Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite.
     """
     name = head.target.name
-    numbers = {key: weight for key, weight in weights.items() if key not in ("d2t", "t2d")}
-    faulty = [key for key, weight in numbers.items() if not weight.is_floating_point()]
+    faulty = [key for key, weight in weights.items() if not weight.is_floating_point()]
     faulty += unsound(weights.items(), LARGEST)
     try:
         if not faulty:

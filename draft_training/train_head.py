@@ -23,8 +23,9 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.fitness import native_forward
 from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.model import CausalModel
+from nde_talf.draft_training.checkpoint import resumable
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
-from nde_talf.draft_training.draft_vocab import fraction_inside, frequent_tokens
+from nde_talf.draft_training.draft_vocab import COVERED, fraction_inside, frequent_tokens, pays
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
@@ -46,8 +47,9 @@ def build_head(
 ) -> EagleHead:
     """Build the head that training begins with, in float32.
 
-    It is random, a pure function of the arguments, or the one in `config.warm_start`, with its own
-    draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`.
+    It is random, a pure function of the arguments, or the one in `config.warm_start`. This keeps
+    its draft vocabulary, unless the target's readout is used and it has none, or not the one asked
+    for. vocabulary: see `EagleHead`.
 
     Raises UserError as `load_head` does.
     """
@@ -56,7 +58,8 @@ def build_head(
     if config.warm_start:
         head = load_head(config.warm_start, target, dtype)
         drafted = None if head.vocabulary is None else len(head.vocabulary)
-        same = {*head.norms} == {*config.norms} and drafted == config.draft_vocab
+        free = kind is EagleHead or config.draft_vocab == "auto"
+        same = {*head.norms} == {*config.norms} and (free or drafted == config.draft_vocab)
         same &= config.layer in (FAMILY, head.family.name)
         if type(head) is not kind or not same:
             raise UserError(
@@ -66,13 +69,15 @@ def build_head(
                 f" with draft.layer={config.layer}, draft.norms=[{','.join(config.norms)}] and"
                 f" draft.draft_vocab={config.draft_vocab}."
             )
+        if kind is EagleHead and (drafted is None or config.draft_vocab != "auto"):
+            head.vocabulary = vocabulary
         if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM would leave it out
             head.fc.register_parameter("bias", None)
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         if kind is EagleHead:
-            return EagleHead(target, config.layer, dtype)
+            return EagleHead(target, config.layer, dtype, vocabulary=vocabulary)
         return Eagle3Head(target, config.layer, vocabulary, config.norms, dtype=dtype)
 
 
@@ -90,6 +95,7 @@ class HeadModule(RowModule):
     def __init__(self, head: EagleHead, config: HeadConfig):
         super().__init__(config)
         self.head = head
+        self.register_buffer("vocabulary", head.vocabulary)  # into the checkpoint
         self.frozen, self.place = [head.target.module], head.target.device
         # The SALF & TALF paper begins with EAGLE's loss.
         fresh = config.features == "final" and not config.warm_start
@@ -109,8 +115,12 @@ class HeadModule(RowModule):
 
     def learning_rate_fraction(self, step: int) -> float:
         """See `RowModule`."""
-        steps = self.config.steps
-        return warm_up_then_cosine(step, steps, min(self.config.warm_up, steps // 2))
+        steps, trees = self.config.steps, step - self.config.chain_fraction * self.config.steps
+        warm_up = min(self.config.warm_up, steps // 2)
+        fraction = warm_up_then_cosine(step, steps, warm_up)
+        if 0 <= trees < min(step, warm_up):  # their loss is another one
+            fraction *= (int(trees) + 1) / warm_up
+        return fraction
 
     def on_fit_start(self) -> None:
         """Move the target to this process's device: it is no submodule, so Lightning does not.
@@ -227,7 +237,14 @@ def fit_head(
         )
     else:
         held_out = training_rows(held_out, target, config)
-    module = HeadModule(build_head(target, config, _vocabulary(rows, target, config)), config)
+    head = build_head(target, config, _vocabulary(rows, target, config, folder))
+    if head.vocabulary is not None:
+        inside = fraction_inside(rows, head.vocabulary.cpu())
+        console.print(
+            f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of"
+            " the training text"
+        )
+    module = HeadModule(head, config)
     options: dict[str, Any] = {}
     if config.devices > 1:
         options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
@@ -248,17 +265,24 @@ def fit_head(
     return module.head.eval().requires_grad_(False).to(target.device)
 
 
-def _vocabulary(rows: TokenRows, target: CausalModel, config: HeadConfig) -> Tensor | None:
-    """Return the ids that a fresh head can draft, and print how much of the text they are."""
-    if config.draft_vocab is None or config.warm_start:
+def _vocabulary(
+    rows: TokenRows, target: CausalModel, config: HeadConfig, folder: Path
+) -> Tensor | None:
+    """Return the ids that a head can draft; None: all.
+
+    A training that resumes in `folder` has those that it began with, whatever a timing says now.
+    """
+    asked = config.draft_vocab
+    if asked is None:
         return None
-    vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size)
-    inside = fraction_inside(rows, vocabulary)
-    console.print(
-        f"{len(vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of the"
-        " training text"
-    )
-    return vocabulary
+    if asked != "auto":
+        return frequent_tokens(rows, float(asked), target.vocab_size)
+    if begun := resumable(folder):
+        content = torch.load(begun, map_location="cpu", weights_only=True)
+        return content["state_dict"].get("vocabulary")
+    vocabulary = frequent_tokens(rows, COVERED, target.vocab_size)
+    paying = vocabulary is not None and pays(target, vocabulary, COVERED)
+    return vocabulary if paying else None
 
 
 @contextmanager

@@ -159,8 +159,9 @@ class RowModule(pl.LightningModule):
             return
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
-        self.log_dict({name: figures.pop(name) for name in self.in_bar}, prog_bar=True)
-        self.log_dict(figures | {"lr": peak * fraction, "tokens_per_second": speed})
+        shown = {name: figures.pop(name) for name in self.in_bar} | {"tokens_per_second": speed}
+        self.log_dict(shown, prog_bar=True)
+        self.log_dict(figures | {"lr": peak * fraction})
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """The loss on held-out rows, with the same random choices in every evaluation."""

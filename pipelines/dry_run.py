@@ -99,6 +99,9 @@ def _print_sizes(config: Config) -> None:
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
         size = roots * (2 * (target + 2 * draft) + 4 * numbers)
         table.add_row("traces on disk", f"{decimal(size)}, at most {roots:,} roots")
+    if config.draft.draft_vocab == "auto":
+        when = "some if timing their readout says that it pays, else all"
+        table.add_row("tokens that a head drafts", when)
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))

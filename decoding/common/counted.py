@@ -21,8 +21,9 @@ class Counted(pl.Callback):
         self.activity = self._stack.enter_context(begun)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Count a step."""
-        self.activity.done = trainer.global_step
+        """Count a step, and note the figures that the bar shows."""
+        self.activity.done, figures = trainer.global_step, trainer.progress_bar_metrics
+        self.activity.note = "".join(f", {name} {x:.4g}" for name, x in figures.items())
 
     def teardown(self, *_: Any, **__: Any) -> None:
         """End the activity."""

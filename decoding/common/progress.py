@@ -102,6 +102,8 @@ class Activity:
     total: int = 0
     unit: str = ""
     done: int = 0
+    note: str = ""
+    """Figures at the end of the line."""
 
     def __post_init__(self) -> None:
         self.begun, self._before = time.monotonic(), self.done
@@ -116,7 +118,7 @@ class Activity:
         if self.done > self._before:
             left = seconds / (self.done - self._before) * (self.total - self.done)
             line += f", about {duration(left)} to go"
-        return line
+        return line + self.note
 
 
 _activities: list[Activity] = []

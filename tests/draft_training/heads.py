@@ -71,11 +71,15 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
     return CausalModel(target, family)
 
 
-def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> EagleHead:
+def random_head(
+    target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None
+) -> EagleHead:
     """A head in which everything matters: no weight near zero, norms and biases that are not
     neutral.
     """
-    return _stirred(EagleHead, target, seed, layer)
+    head = _stirred(EagleHead, target, seed, layer)
+    head.vocabulary = None if vocabulary is None else torch.tensor(vocabulary)
+    return head
 
 
 def random_eagle3(

@@ -15,16 +15,25 @@ from nde_talf.draft_training.draft_vocab import (
     fraction_inside,
     frequent_tokens,
     layout_of,
+    pays,
     vocabulary_in,
-    vocabulary_of,
 )
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss
+from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import NORMS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import target_features
-from nde_talf.draft_training.train_head import build_head
-from tests.draft_training.heads import family_target, random_eagle3, random_head, same, tiny_target
+from nde_talf.draft_training.train_head import build_head, fit_head
+from tests.draft_training.heads import (
+    KillBefore,
+    family_target,
+    predictable_rows,
+    random_eagle3,
+    random_head,
+    same,
+    tiny_target,
+)
 from tests.draft_training.one_by_one import plain_path
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
@@ -73,12 +82,13 @@ def test_the_vocabulary_is_what_is_most_frequent_in_what_counts():
     assert fraction_inside(rows, torch.tensor([4, 7])) == pytest.approx(0.8)
     with pytest.raises(UserError, match="draft_vocab=10"):
         frequent_tokens(rows, 10, 10)
+    assert frequent_tokens(rows, 0.8, 10).tolist() == [4, 7]
+    assert frequent_tokens(rows, 0.9, 10) is None  # 1 came up once: as much is new in other text
 
 
 def test_d2t_and_t2d_name_the_vocabulary():
-    d2t, t2d = layout_of(SOME, 29)
+    d2t, t2d = layout_of(SOME, 29).values()
     assert d2t.tolist() == [2, 2, 3, 8, 24] and t2d.nonzero().flatten().tolist() == SOME.tolist()
-    assert torch.equal(vocabulary_of(d2t), SOME)
     assert torch.equal(vocabulary_in({"d2t": d2t, "t2d": t2d}, 29, ""), SOME)
     for broken in ({"t2d": t2d}, {"d2t": d2t + 1, "t2d": t2d}, {"d2t": d2t, "t2d": t2d[:-1]}):
         with pytest.raises(UserError, match=r"head: its d2t and t2d"):
@@ -86,24 +96,29 @@ def test_d2t_and_t2d_name_the_vocabulary():
 
 
 @pytest.mark.parametrize("chunk", [5, 64])
-@pytest.mark.parametrize("vocabulary", [None, SOME])
-def test_the_loss_of_a_readout_of_its_own_is_autograds(vocabulary, chunk):
+@pytest.mark.parametrize("own,vocabulary", [(True, None), (True, SOME), (False, SOME)])
+def test_the_loss_of_a_readout_is_autograds(own, vocabulary, chunk):
     """Over the vocabulary, where the target's most likely token is in it."""
     torch.manual_seed(0)
     lm_head, labels, weights = torch.randn(29, 8), torch.randn(33, 8), torch.rand(33)
     ids = torch.arange(29) if vocabulary is None else vocabulary
     draft, matrix = (torch.randn(n, 8, requires_grad=True) for n in (33, len(ids)))
-    p = (labels @ lm_head.T).softmax(-1)
-    inside = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
-    log_q = (draft @ matrix.T).log_softmax(-1)
-    slow = torch.where(torch.isin(p.argmax(-1), ids), -(inside * log_q).sum(-1), 0.0)
     readout = HeadReadout(lm_head, matrix=matrix, vocabulary=vocabulary, chunk=chunk)
+    if not own:  # some of the target's rows, scaled and capped as they are
+        readout = HeadReadout(lm_head, None, 0.5, 2.0, vocabulary=vocabulary, chunk=chunk)
+
+    def capped(logits):
+        return logits if own else 2 * (logits / 4).tanh()
+
+    p = capped(labels @ lm_head.T).softmax(-1)
+    inside = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
+    log_q = capped(draft @ (matrix if own else lm_head[ids]).T).log_softmax(-1)
+    slow = torch.where(torch.isin(p.argmax(-1), ids), -(inside * log_q).sum(-1), 0.0)
     total, fast, agree = talf_loss(draft, labels, readout, weights)
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, ids[log_q.argmax(-1)] == p.argmax(-1))
-    ours, theirs = (
-        torch.autograd.grad(3 * loss, (draft, matrix)) for loss in (total, slow @ weights)
-    )
+    trained = (draft, matrix) if own else (draft,)
+    ours, theirs = (torch.autograd.grad(3 * loss, trained) for loss in (total, slow @ weights))
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
     metrics = node_metrics(draft, labels, readout)
@@ -141,7 +156,7 @@ def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
     warm = build_head(target, replace(TINY, draft_vocab=5, warm_start=str(folder)))
     assert torch.equal(warm.vocabulary, SOME)
     with pytest.raises(UserError, match="drafts 5 tokens"):
-        build_head(target, replace(TINY, warm_start=str(folder)))
+        build_head(target, replace(TINY, draft_vocab=None, warm_start=str(folder)))
 
 
 def written_out(weights, prefix, eps):
@@ -268,3 +283,29 @@ def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(targ
         build_head(target, replace(TINY, norms=["fc_norm"], warm_start=folder))
     with pytest.raises(UserError, match=r"draft\.layer=llama"):
         Eagle3Head(other)
+
+
+def test_a_head_that_the_target_reads_out_drafts_some_tokens(target, tmp_path):
+    """Of its export, the config alone names them; an engine reads the file as any other."""
+    rows, config = predictable_rows(target, 12), replace(TINY, features="final", draft_vocab=0.5)
+    config = replace(config, steps=4, checkpoint_seconds=0)
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path / "run", callbacks=[KillBefore(2)])
+    head = fit_head(target, rows, config, tmp_path / "run")  # it goes on
+    folder, some, every = tmp_path / "head", head.vocabulary, torch.arange(29)
+    assert fraction_inside(TokenRows.plain(rows), some) >= 0.5 and len(some) < 29
+    assert not {"d2t", "vocabulary"} & load_file(save_head(head, folder) / FILES[0]).keys()
+    again = load_head(folder, target)
+    assert torch.equal(again.vocabulary, some) and same(again, head)
+    outputs = torch.randn(3, 16)
+    whole = target.logits(outputs).index_fill(1, every[~torch.isin(every, some)], -torch.inf)
+    torch.testing.assert_close(again.logits(outputs), whole)
+    for asked, kept in (("auto", some), (None, None), (7, SOME)):  # of a head that starts another
+        warm = build_head(target, replace(config, draft_vocab=asked, warm_start=str(folder)), kept)
+        assert warm.vocabulary is kept or torch.equal(warm.vocabulary, kept)
+
+
+def test_a_vocabulary_pays_where_it_makes_steps_cheaper():
+    target = tiny_target(vocabulary=50_000)
+    assert pays(target, torch.arange(50), 0.98)
+    assert not pays(target, torch.arange(49_999), 0.5)

@@ -40,6 +40,7 @@ KINDS = {family: lambda family=family: random_head(family_target(family)) for fa
 KINDS |= {f"{name}, tied": lambda name=name: random_head(family_target(name, tied=True))
           for name in ("qwen2", "gemma3_text")}  # fmt: skip
 KINDS |= {
+    "eagle, some tokens": lambda: random_head(tiny_target(), vocabulary=DRAFTED),
     "eagle3": lambda: random_eagle3(tiny_target(layers=4)),
     "eagle3, some tokens": lambda: random_eagle3(tiny_target(layers=4), vocabulary=DRAFTED),
     "eagle3.1": lambda: random_eagle3(tiny_target(layers=4), norms=("fc_norm", "norm_output")),
@@ -116,6 +117,7 @@ def test_decoding_with_the_exported_head_is_greedy_decoding(head, tmp_path):
     drafter = EagleDrafter.from_pretrained(save_head(head, tmp_path / "head"), target)
     assert same(drafter.head, head) and not drafter.head.training
     assert drafter.vocab_size == target.vocab_size
+    assert [*map(type, (drafter.head.vocabulary, head.vocabulary))].count(torch.Tensor) != 1
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     for rule, policy in (
         ("specinfer", Delayed(Action(3, 1, 2))),
@@ -139,10 +141,12 @@ RULES += [("salf", "nss"), ("dyspec", "without_replacement")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("vocabulary", [None, [1, 2]])
+@pytest.mark.parametrize(
+    "kind,vocabulary", [(random_eagle3, None), (random_eagle3, [1, 2]), (random_head, [1, 2])]
+)
 @pytest.mark.parametrize("policy,rule", RULES)
-def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule, vocabulary):
+def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule, kind, vocabulary):
     target = tiny_model(VOCABULARY, layers=2)
-    drafter = EagleDrafter(random_eagle3(target, vocabulary=vocabulary))
+    drafter = EagleDrafter(kind(target, vocabulary=vocabulary))
     decoder = SpeculativeDecoder(target, drafter, POLICIES[policy], VERIFIERS[rule])
     assert distance(law_of(decoder, 2), target_law(2, target=target)) < 1e-5
