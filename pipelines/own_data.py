@@ -26,6 +26,8 @@ from nde_talf.pipelines.config import Config
 
 WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
 """Groups that take a file in place of a preset, with the key that it is written out to."""
+TEXTS = ("data.source", "data.sets", "data.mix")
+"""Keys that give text or prompts."""
 FEWEST = 8
 """Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
 SPREAD = 0.57
@@ -49,6 +51,14 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
             yield argument(WORDS[group], value)
         else:
             yield each
+
+
+def without_data(arguments: Sequence[str]) -> bool:
+    """Tell whether arguments give a target, and no text or prompts."""
+    given = dict(each.lstrip("+~").partition("=")[::2] for each in arguments)
+    target = given.get("model.target", "null").strip("'\"")
+    texts = any(key == "data" or key.startswith(TEXTS) for key in given)
+    return target != "null" and not is_shipped(target) and not texts and not given.get("model")
 
 
 def argument(key: str, value: Any) -> str:
@@ -104,7 +114,7 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     template = template or question_template(rows, source, key)
     texts = distinct(rows, RowTemplate(template, source, key))
     without = f" of {len(rows)} rows; others are blank or repeated" * (len(texts) < len(rows))
-    _show(f"{source}: {len(texts)} prompts by {template!r}{without}", texts[:3])
+    show(f"{source}: {len(texts)} prompts by {template!r}{without}", texts[:3])
     if len(texts) < FEWEST:
         raise UserError(
             f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
@@ -113,7 +123,8 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     return len(texts), template
 
 
-def _show(title: str, texts: Sequence[str]) -> None:
+def show(title: str, texts: Sequence[str]) -> None:
+    """Print a title, and the first texts in a frame."""
     console.print(title)
     framed("the first", Text("\n─\n".join(map(shortened, texts))))
 
@@ -188,7 +199,7 @@ def _fit_dialogues(config: Config) -> None:
     first = (
         "\n".join(f"{m['role']}: {m['content']}" for m in one.messages) for one in dialogues[:3]
     )
-    _show(title, list(first))
+    show(title, list(first))
     if own.regenerate:
         console.print("The target gives the answers (dialogues.regenerate=true).")
     own.held_out = max(own.held_out, min(0.5, 8 / len(dialogues)))

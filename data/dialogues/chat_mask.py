@@ -65,6 +65,12 @@ class ChatEncoder:
         """Encode `messages` and what the template puts before the next answer."""
         return ids_of(self._render(messages, add_generation_prompt=True), self.tokenizer)
 
+    def around_user(self) -> tuple[str, str]:
+        """Return the text before a user's first turn, and that between it and its answer."""
+        text = self._render([{"role": USER, "content": PROBE}], add_generation_prompt=True)
+        before, _, after = text.partition(PROBE)
+        return before, after
+
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
 

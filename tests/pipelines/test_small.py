@@ -31,7 +31,7 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
 
 
 def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("nde_talf.pipelines.pair._sampled", lambda *_: [[1] * 600] * 9)
+    monkeypatch.setattr("nde_talf.pipelines.answers.sampled", lambda *_: [[1] * 600] * 9)
     config = composed(Config, "model=small", "model.draft=distil", "model.length=256")
     assert _read(config, tmp_path, [None], 512).for_draft.shape[1] == 512
 
