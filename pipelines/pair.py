@@ -310,10 +310,14 @@ def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> N
     rows, engine = {}, TransformersEngine(_answering(config, target), config.engine.batch)
     most = min(data.answer_tokens, target.max_context - max(map(len, traced)))
     for side, asked in sides.items():
+        if not counts[side]:
+            console.print("the head learns from dialogues: no other text is sampled to learn from")
+            rows[side] = torch.zeros(0, length).long()
+            continue
         repeated = (asked * -(-counts[side] // len(asked)))[: counts[side]]
         store = TraceStore(folder / "answers", side)
         texts = sampled(store, engine, repeated, config.seed, most, config.engine.batch)
-        rows[side] = in_rows(texts, end, length) if texts else torch.zeros(0, length).long()
+        rows[side] = in_rows(texts, end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
 
