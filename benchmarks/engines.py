@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import CLOCKS, Timings, report
-from nde_talf.data.engines.vllm import open_llm, sampling_params
+from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
 from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
@@ -63,7 +63,7 @@ def work(file: Path) -> None:
     """A process: one engine and its methods; writes what it found to the file it was given."""
     given = json.loads(file.read_text())
     methods, prompts = given["methods"], given["prompts"]
-    longest = max(map(len, prompts)) + given["new_tokens"] + ROOM
+    longest, ends = max(map(len, prompts)) + given["new_tokens"] + ROOM, stops_of(given["target"])
     options = {
         "disable_log_stats": False,
         "enable_prefix_caching": False,
@@ -81,7 +81,7 @@ def work(file: Path) -> None:
             (proposer,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
             proposer.proposals = makers[name]
         before = counts(llm)
-        texts, seconds = served(llm.llm_engine, prompts, at_once, given["new_tokens"])
+        texts, seconds = served(llm.llm_engine, prompts, at_once, given["new_tokens"], ends)
         counted = [b - a for a, b in zip(before, counts(llm), strict=True)]
         return {"texts": texts, "seconds": seconds, "counts": counted}
 
@@ -98,13 +98,13 @@ def work(file: Path) -> None:
 
 
 def served(
-    engine: Any, prompts: list[list[int]], at_once: int, new_tokens: int
+    engine: Any, prompts: list[list[int]], at_once: int, new_tokens: int, ends: list[int]
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Continue prompts, `at_once` of them at any time: texts, and [wall, CPU] seconds of each.
 
     A step's time is shared by the requests that were under way, so that all add up to the whole.
     """
-    params = sampling_params(SamplingSetting(0.0), new_tokens, None)
+    params = sampling_params(SamplingSetting(0.0), new_tokens, None, stop_token_ids=ends)
     texts, seconds = [list[int]() for _ in prompts], np.zeros((len(prompts), 2))
     waiting, running = list(range(len(prompts)))[::-1], list[int]()
     clock = np.array([time.perf_counter(), time.process_time()])

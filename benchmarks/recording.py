@@ -48,8 +48,8 @@ def record(decoder: SpeculativeDecoder, tokenizer: Any, prompt: list[int], token
     shown: list[tuple[float, str, str]] = []
     shown.append((0.0, tokenizer.decode(prompt).rpartition("\n")[2], GREY))
     text, start = prompt, None
-    drafts = decoder.drafter is not None
-    for block in decoder.blocks(prompt, tokens, SamplingSetting(0.0), Rng.seeded(0)):
+    drafts, ends = decoder.drafter is not None, decoder.target.ends
+    for block in decoder.blocks(prompt, tokens, SamplingSetting(0.0), Rng.seeded(0), ends):
         now = time.perf_counter()
         start = now if start is None else start
         for i, piece in enumerate(pieces(tokenizer, text, block.tokens)):

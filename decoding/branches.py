@@ -22,6 +22,7 @@ from nde_talf.decoding.fitness import (
     FAULTS,
     HALF,
     SAME,
+    allowed,
     check_readout,
     tree_difference,
 )
@@ -273,7 +274,7 @@ def _mask_fault(model: CausalModel) -> str | None:
         difference = tree_difference(model)
     except FAULTS as error:
         return f"its attention does not take a mask of one row a token ({first_line(error)})"
-    if difference <= _CLOSE.get(model.dtype, HALF):
+    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
         return None
     return (
         f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
@@ -302,7 +303,7 @@ def _by_branches(model: CausalModel, maskless: str) -> str:
     if selected := optional(model.config, "index_topk"):
         # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
         model.max_context = min(model.max_context, selected)
-    bound = SAME.get(model.dtype, HALF)
+    bound = allowed(model, SAME.get(model.dtype, HALF))
     one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
     if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
         return f"transformers', a tree as a batch of its branches ({maskless})"

@@ -5,7 +5,7 @@ text, and at the token with which the chat template ends an answer. Published mo
 only some of these in each place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 
@@ -62,6 +62,12 @@ def closing_token(special: Sequence[str], closing: str) -> str | None:
     Of several, such as Phi-3's `<|end|>` and `<|endoftext|>`, the first one ends the answer.
     """
     return next((token for token in special if closing.lstrip().startswith(token)), None)
+
+
+def up_to_end(tokens: list[int], ends: Collection[int]) -> list[int]:
+    """Return `tokens` up to and with the first of `ends`."""
+    at = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: at + 1]
 
 
 def _ids(tokens: Any, vocabulary: int) -> frozenset[int]:

@@ -32,8 +32,9 @@ class CausalModel:
         forward: "native": passes are those of `NativeForward`, which has to know the model's
             family. "transformers": passes are transformers'. "auto": native ones where that is
             possible and their logits are transformers'.
-        owned: False: the model is somebody else's, who goes on using it. Its generation_config, its
-            mode and whether its weights want gradients stay as they are.
+        owned: False: the model is somebody else's, who goes on using it, perhaps in other threads.
+            Nothing of it is written to: its generation_config, its mode, where its weights lie and
+            whether they want gradients.
         products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
             (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
@@ -42,14 +43,17 @@ class CausalModel:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
-        ends: tokens that end a text: those of generation_config, and where the model was loaded
-            with its tokenizer, that one's too (`nde_talf.decoding.end_tokens`).
+        probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
+        chat_ends: tokens that end a text by the tokenizer and its chat template, which whoever
+            knows these sets (`nde_talf.data.text.pair.read_ends`).
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.
     """
 
     form = "masks"
+    probe: list[int]
+    noise: float
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class CausalModel:
         config = model.config.get_text_config()
         self.name = name
         self.module = model
-        self.products, self.packs = products, packs
+        self.products, self.packs, self.owned = products, packs, owned
         if owned:
             forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)
@@ -88,7 +92,7 @@ class CausalModel:
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = optional(config, "num_hidden_layers", 0)
         self.vocab_size = self._rows = len(self.lm_head.weight)
-        self.ends = end_tokens(model.generation_config.eos_token_id, self.vocab_size).ids
+        self.chat_ends: frozenset[int] = frozenset()
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
         padding = optional(config, "pad_token_id")
@@ -147,6 +151,12 @@ class CausalModel:
         targets of this size alone.
         """
         self.vocab_size = rows
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text: those of generation_config, and `chat_ends`."""
+        eos = self.module.generation_config.eos_token_id
+        return end_tokens(eos, self.vocab_size).ids | self.chat_ends
 
     def known(self, tokens: Tensor) -> Tensor:
         """`tokens`, those that the model has no embedding for replaced by its padding token."""

@@ -54,7 +54,8 @@ def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
 class Step:
     """One target pass: committed tokens, nodes of the tree, seconds a phase, records of each token.
 
-    It commits tau accepted tokens and one more; the nodes include the root. The prefill is one too,
+    It commits tau accepted tokens and one more, or fewer where a text ends; the nodes include the
+    root. The prefill is one too,
     of the root alone, with all its seconds as "other".
     """
 

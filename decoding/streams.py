@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from nde_talf.decoding.common.errors import ArgumentError, UserError
+from nde_talf.decoding.end_tokens import up_to_end
 from nde_talf.decoding.steps import PHASES, Step
 
 
@@ -50,9 +51,10 @@ class Generation:
     """Generated token ids (prompt excluded), and how they came about.
 
     prefill_seconds: until the first token, which the prefill gives; steps: everything after. The
-    last step is complete even where `tokens` was cut at a stop token or at the most tokens asked
-    for. recorded: of every token that a decoder with `record` committed, in the order of `tokens`,
-    what `Record` says; where `tokens` was cut there are more.
+    last step is complete even where `tokens` was cut at the most tokens asked for; it ends at a
+    stop token, since what a pass gives after that is no text. recorded: of every token that a
+    decoder with `record` committed, in the order of `tokens`, what `Record` says; where `tokens`
+    was cut there are more.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -176,6 +178,12 @@ class Stream:
         finally:
             self._reading.release()
 
+    @property
+    def ended(self) -> bool:
+        """Tell if a stop token ended the text, and not the number of tokens or the context."""
+        tokens = self.generation.tokens
+        return bool(tokens) and tokens[-1] in self.stop_tokens
+
     def _cut(self) -> Iterator[Block]:
         generation, device = self.generation, self.device
         if device.type == "cuda":
@@ -188,13 +196,12 @@ class Stream:
                     generation.prefill_seconds = step.seconds["other"]
                     generation.peak_bytes = peak_bytes(device)
                 generation.recorded += step.recorded
-                step.recorded = []
+                step.recorded, accepted = [], step.tau
+                step.tokens = up_to_end(step.tokens, self.stop_tokens)
                 tokens = step.tokens[: self.max_new_tokens - len(generation.tokens)]
-                stops = [index for index, token in enumerate(tokens) if token in self.stop_tokens]
-                tokens = tokens[: stops[0] + 1] if stops else tokens
                 generation.tokens += tokens
-                yield Block(tokens, min(step.tau, len(tokens)))
-                if stops or len(generation.tokens) == self.max_new_tokens:
+                yield Block(tokens, min(accepted, len(tokens)))
+                if self.ended or len(generation.tokens) == self.max_new_tokens:
                     return
         finally:  # asking takes as long as a small pass of a model
             generation.peak_bytes = peak_bytes(device)

@@ -136,12 +136,17 @@ FAULTS: dict[str, Callable[[EagleHead], EagleDrafter]] = {
 def count(
     drafter: EagleDrafter, prompts: Sequence[list[int]], drafted: int, new_tokens: int
 ) -> Counts:
-    """Count what our loop accepts of paths of `drafted` tokens, `new_tokens` after each prompt."""
+    """Count what our loop accepts of paths of `drafted` tokens, in texts after each prompt.
+
+    A text ends by itself, or after `new_tokens`.
+    """
     path = Delayed(Action(1, 0, drafted))
     decoder = SpeculativeDecoder(drafter.target, drafter, path, "naive")
     taus: list[int] = []
     for prompt in prompts:
-        text = decoder.generate(prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0))
+        text = decoder.generate(
+            prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0), decoder.target.ends
+        )
         taus += [step.tau for step in text.steps]
     return [sum(tau >= position for tau in taus) for position in range(drafted + 1)]
 

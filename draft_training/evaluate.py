@@ -1,10 +1,11 @@
 """Held-out figures of a draft head: agreement, divergence, and what would be accepted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
@@ -33,8 +34,9 @@ def held_out_report(
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
     target's own beams; `accepted_length`, which the agreements predict; and `overlap`: mean of
     sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
-    rate of one speculative draw at temperature 1 there. Where the head knows the precision of its
-    training, `trained_in` is it.
+    rate of one speculative draw at temperature 1 there. Nodes at and below an end of the text do
+    not count: no decoder drafts after it. Where the head knows the precision of its training,
+    `trained_in` is it.
     """
     report: dict[str, Any] = {"roots": 0}
     if head.trained_in:
@@ -51,18 +53,30 @@ def held_out_report(
         outputs[0] = outputs[0][:, roots - 1, None]
         labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
-        for level, guess, truth in zip(levels, outputs, labels, strict=True):
-            guess, truth = head.read(guess).flatten(0, 2), truth.flatten(0, 2)
+        marks = [torch.zeros_like(roots, dtype=torch.bool), *ended(trees.levels, target.ends)]
+        for level, guess, truth, mark in zip(levels, outputs, labels, marks, strict=True):
+            kept = ~mark.flatten()
+            guess, truth = head.read(guess).flatten(0, 2)[kept], truth.flatten(0, 2)[kept]
             level.append(node_metrics(guess, truth, readout))
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
     kl, agree, _ = zip(*(map(torch.cat, zip(*level, strict=True)) for level in levels), strict=True)
-    report["agreement"] = [float(each.float().mean()) for each in agree]
-    report["kl"] = [float(each.mean()) for each in kl]
+    report["agreement"] = [float(each.sum()) / max(1, len(each)) for each in agree]
+    report["kl"] = [float(each.sum()) / max(1, len(each)) for each in kl]
     report["accepted_length"] = accepted_length(torch.tensor(report["agreement"])).item()
-    report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
+    report["overlap"] = torch.cat(overlap, 1).nanmean(1).nan_to_num().tolist()
     return report
+
+
+def ended(levels: Sequence[TreeLevel], ends: Iterable[int]) -> list[Tensor]:
+    """Mark the nodes [B, R, k] of each level whose token, or one above, ends the text."""
+    marks: list[Tensor] = []
+    for level in levels:
+        ids = torch.tensor(sorted(ends), dtype=torch.long, device=level.tokens.device)
+        above = marks[-1].gather(2, level.parents) if marks else False
+        marks.append(torch.isin(level.tokens, ids) | above)
+    return marks
 
 
 def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
@@ -87,6 +101,7 @@ def sampled_overlap(
     """Compute sum_v min(p, q) [5, B * R] after each root of `trees` and up to 4 sampled tokens.
 
     The tokens are sampled one after another from q with `generator` (on the CPU); temperature 1.
+    After an end of the text it is NaN.
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     levels: list[TreeLevel] = []
@@ -104,4 +119,5 @@ def sampled_overlap(
         drafts = head.tree_features(tokens, trees.features, roots, levels, document=document)
         outputs = drafts[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]
-    return torch.stack(overlaps)
+    marks = torch.stack(ended(levels, target.ends)).flatten(1)
+    return torch.stack(overlaps).masked_fill(pad(marks, (0, 0, 1, 0)), torch.nan)

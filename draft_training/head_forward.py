@@ -1,12 +1,13 @@
 """The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart
+from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, linear
 from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
@@ -27,7 +28,8 @@ class HeadForward(FusedPass):
         head, config = self.head, self.head.config
         heads, shared = config.num_attention_heads, config.num_key_value_heads
         self.groups = heads // shared
-        self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, way=self.way)
+        product = partial(linear, way=self.way)
+        self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, product=product)
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, head.fc.weight.detach()[:1])}
         return self.layer.parts

@@ -34,7 +34,8 @@ class Record:
         method: its name.
         prompt: id of the prompt.
         kind: domain of the prompt.
-        tokens: committed by `steps` target passes after the prefill, whose token is not counted.
+        tokens: committed by `steps` target passes after the prefill, whose token is not counted, up
+            to and with the end of the text.
         steps: target passes.
         nodes: of all trees, roots included.
         seconds: of these steps, by the wall clock.
@@ -42,7 +43,9 @@ class Record:
         actions: steps by tree, of a policy that chooses.
         pass_: which pass over the prompts; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
-        accepted: steps by how many drafted tokens they accepted.
+        accepted: steps by how many drafted tokens they accepted; the end of a text counts as the
+            last step's own token, drafted or not.
+        ended: whether an end token ended the text, and not the number of tokens.
     """
 
     setting: str
@@ -58,6 +61,7 @@ class Record:
     pass_: Annotated[Count, Field(alias="pass")] = 0
     cpu_seconds: Seconds = 0.0
     accepted: dict[Length, Count] = field(default_factory=dict)
+    ended: bool = False
 
     @property
     def block(self) -> tuple[str, int]:

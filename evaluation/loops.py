@@ -22,6 +22,7 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.device import synchronised
+from nde_talf.decoding.end_tokens import up_to_end
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -53,7 +54,10 @@ ASSISTED, LOOKUP, PLAIN = (
 
 @dataclass
 class Speculative:
-    """Our loop as a method: generates after a prompt, and records what it took."""
+    """Our loop as a method: generates after a prompt, and records what it took.
+
+    A text ends at the target's end tokens, or after `new_tokens`.
+    """
 
     name: str
     decoder: SpeculativeDecoder
@@ -75,6 +79,8 @@ class Speculative:
         for _ in stream:
             pass
         cpu, steps = time.process_time() - started, stream.generation.steps
+        if not steps:  # the prefill's token ended the text
+            cpu = 0.0
         return Record(
             setting=str(self.setting),
             method=self.name,
@@ -88,11 +94,13 @@ class Speculative:
             actions={str(tuple(TREES[index])): n for index, n in self.chosen.items()},
             cpu_seconds=cpu,
             accepted=_counted(step.tau for step in steps),
+            ended=stream.ended,
         )
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
         """Return the generation after a prompt, a stream of blocks."""
-        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
+        ends = self.decoder.target.ends
+        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed), ends)
 
     def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
         """Yield the blocks of that generation, each with the tree that a selector chose, or ""."""
@@ -226,7 +234,8 @@ def generated(
 ) -> Tensor:
     """Return [1, n]: a prompt, and what transformers' `generate(**options)` writes after it.
 
-    room: the last step may write so many tokens more, as our own does; without, it drafts less.
+    It ends at the target's end tokens. room: the last step may write so many tokens more, as our
+    own does; without, it drafts less.
     """
     ids = torch.tensor([prompt], device=target.device)
     return target.module.generate(
@@ -234,7 +243,7 @@ def generated(
         attention_mask=torch.ones_like(ids),
         max_new_tokens=new_tokens + room,
         stopping_criteria=StoppingCriteriaList([_Enough(len(prompt) + new_tokens)]),
-        eos_token_id=None,
+        eos_token_id=sorted(target.ends) or None,
         pad_token_id=0,
         **sampling_options(setting),
         **options,
@@ -268,8 +277,9 @@ def transformers_loop(
             out = generated(target, prompt, setting, new_tokens, MARGIN, **options)
             seconds = passes.now() - passes.seconds
             cpu = time.process_time() - passes.cpu
+        text = up_to_end(out[0, len(prompt) :].tolist(), target.ends)
         # All committed tokens but the last are in the cache when a pass begins.
-        committed = [length + 1 for length in passes.cached[1:]] + [out.shape[1]]
+        committed = [length + 1 for length in passes.cached[1:]] + [len(prompt) + len(text)]
         if len(committed) == 1:  # the first pass, which does not count, wrote all
             seconds = cpu = 0.0
         return Record(
@@ -277,12 +287,13 @@ def transformers_loop(
             method=name,
             prompt="",
             kind="",
-            tokens=out.shape[1] - committed[0],
+            tokens=committed[-1] - committed[0],
             steps=len(passes.cached) - 1,
             nodes=sum(passes.given[1:]),
             seconds=seconds,
             cpu_seconds=cpu,
             accepted=_counted(end - start - 1 for start, end in pairwise(committed)),
+            ended=not target.ends.isdisjoint(text[:new_tokens]),
         )
 
     return generate

@@ -8,7 +8,7 @@ Two tests of an engine under its speculative settings:
    compares the joint law of the first tokens, since a bias may show in how tokens go together. The
    smallest bias that the test would have found is printed.
 2. With `target` and `draft` it continues real text greedily. Every text has to be that of plain
-   decoding, but for tokens whose two best logits are nearly equal.
+   decoding up to its end, but for tokens whose two best logits are nearly equal.
 
 engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function
 takes the folders of target and draft and returns sample(prompts, new_tokens, setting, seed) -> the
@@ -31,11 +31,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
+from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.end_tokens import up_to_end
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
@@ -128,22 +130,32 @@ def exact_law(target: CausalModel, prompt: list[int], length: int, setting: Samp
     return {text: chance for text, chance in zip(texts, chances, strict=True) if chance > 0}
 
 
+def _target(folder: str, **how: Any) -> CausalModel:
+    model = CausalModel.load(folder, **how)
+    read_ends([model], folder)
+    return model
+
+
 def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
     """Open our loop, with delayed trees."""
     policy = Delayed(Action(2, 1, max(1, config.speculate - 1)))
     drafter = LMDrafter(CausalModel.load(draft))
-    decoder = SpeculativeDecoder(CausalModel.load(target), drafter, policy, "traversal")
+    model = _target(target)
+    decoder = SpeculativeDecoder(model, drafter, policy, "traversal")
 
     def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         rng = Rng.seeded(seed)
-        return [decoder.generate(prompt, new_tokens, setting, rng).tokens for prompt in prompts]
+        return [
+            decoder.generate(prompt, new_tokens, setting, rng, model.ends).tokens
+            for prompt in prompts
+        ]
 
     return sample
 
 
 def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
     """Open assisted generation, with a draft model or prompt lookup, one prompt at a time."""
-    model, assistant = CausalModel.load(target), CausalModel.load(draft).module
+    model, assistant = _target(target), CausalModel.load(draft).module
     assistant.generation_config.num_assistant_tokens = config.speculate
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     drafts: dict[str, Any] = {"assistant_model": assistant}
@@ -165,20 +177,19 @@ def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
 
     Raises UserError from the first sample where it drafts nothing.
     """
-    from nde_talf.data.engines.vllm import open_llm, sampling_params
+    from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
     from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
 
     method = ngram_method(config.speculate, 1, 3)
     if config.drafts == "model":
         method = draft_method(draft, config.speculate)
     length = 512 if config.target == target else len(PROMPT) + 32
+    ends = stops_of(target)
     llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
 
     def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
-        how = [
-            sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
-            for i in range(len(prompts))
-        ]
+        seeds = range(seed, seed + len(prompts)) if setting.temperature else [None] * len(prompts)
+        how = [sampling_params(setting, new_tokens, each, stop_token_ids=ends) for each in seeds]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = llm.generate(inputs, how, use_tqdm=False)
         metrics = {metric.name: metric for metric in llm.get_metrics()}
@@ -239,22 +250,26 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
 
 def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
     """Check that greedy texts after real text are those of plain decoding; with a sentence."""
-    model = CausalModel.load(target, forward="transformers")
+    model = _target(target, forward="transformers")
     tokenizer = load_tokenizer(target)
     prompts = real_prompts(tokenizer)
     sample = opened(config, target, draft)
-    texts = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
-    if [len(text) for text in texts] != [NEW_TOKENS] * len(prompts):
+    sampled = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
+    texts = [up_to_end(text, model.ends) for text in sampled]
+    ended = sum(not model.ends.isdisjoint(text) for text in texts)
+    whole = ended + sum(len(text) == NEW_TOKENS for text in texts if model.ends.isdisjoint(text))
+    if not len(texts) == whole == len(prompts):
         raise UserError(
             f"engine={config.engine}: it gave {len(texts)} texts, the shortest of"
             f" {min(map(len, texts), default=0)} tokens; {len(prompts)} of {NEW_TOKENS} were asked"
-            " for, whatever ends a text."
+            " for, or up to and with a token that ends a text."
         )
     margins = [first_difference(model, *pair) for pair in zip(prompts, texts, strict=True)]
     equal = margins.count(None)
     other = [str(at) for at, margin in enumerate(margins) if margin is not None and margin > EQUAL]
     return not other, (
-        f"greedy texts of {NEW_TOKENS} tokens after real text: {equal} of {len(prompts)}"
+        f"greedy texts of up to {NEW_TOKENS} tokens after real text, of which {ended} ended by"
+        f" themselves: {equal} of {len(prompts)}"
         f" equal plain decoding's, {len(prompts) - equal - len(other)} differ first where the two"
         f" best logits are equal to {EQUAL:g}"
         + (f", and texts {', '.join(other)} are OTHERS." if other else ".")

@@ -144,7 +144,7 @@ def pictures(data: "ReportData") -> Iterator[tuple[str, str, Figure]]:
 
     The template has a caption for each name.
     """
-    speeds = {s: (rows, set(data.learned.get(s, ()))) for s, rows in data.tables.items()}
+    speeds = {s: (rows, set(data.learned.get(s, ()))) for s, rows in data.tables.items() if rows}
     positions = {
         setting: {name: list(enumerate(rates, 1)) for name, rates in methods.items()}
         for setting, methods in data.positions.items()

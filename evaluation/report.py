@@ -25,6 +25,7 @@ from nde_talf.evaluation.table import (
     by_kind,
     by_setting,
     control_of,
+    ended,
     histogram,
     markdown,
     steps_by_tree,
@@ -47,6 +48,7 @@ class ReportData:
         histograms: by setting and method, steps by accepted tokens.
         chosen: by setting and selector, steps by tree.
         measured: how much was decoded, in words.
+        ended: by setting, how many texts ended by themselves, in words.
         learned: by setting, names of methods with something learned.
         same: by setting, methods not decoded, and what each is the same as.
         exports: by setting, for selectors that exported a static tree, its method.
@@ -65,6 +67,7 @@ class ReportData:
     kinds: dict[str, dict[str, list[Row]]]
     histograms: dict[str, dict[str, list[int]]]
     chosen: dict[str, dict[str, dict[str, int]]]
+    ended: dict[str, str]
     measured: str
     learned: dict[str, list[str]]
     same: dict[str, dict[str, str]]
@@ -88,6 +91,7 @@ class ReportData:
             by_kind(records),
             _by_method(records, histogram),
             _by_method(records, steps_by_tree),
+            {s: ended(record for record in records if record.setting == s) for s in tables},
             **parts,
         )
 
@@ -247,6 +251,7 @@ def in_markdown(data: ReportData) -> str:
         table, same = table_of_methods(data, setting), data.same.get(setting, {})
         parts += [f"**{setting}**", markdown(table.columns, table.rows)]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
+        parts += [data.ended.get(setting, "")]
         parts += [conclusion.sentence, *data.standing[setting], conclusion.clock_note]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -65,6 +65,9 @@ def verdict(
     faster = [row for row in methods if row.speedup[1] > 1]  # a wide interval may be higher up
     best = next(iter(faster or methods), None)
     name, speedup = (best.method, best.speedup) if best else (None, None)
+    if not rows:
+        sentence = f"At {in_words(setting)}: no text has a second token, so nothing was timed."
+        return Verdict("no control", None, None, None, None, sentence)
     if not trusted(control):
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))

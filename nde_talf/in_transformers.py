@@ -201,9 +201,8 @@ class Speculation:
         drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
-        # A native forward lays weights side by side, so the state is read again.
-        self._loaded = Loaded(decoder, plain, _state(model))
-        return self._loaded
+        self._loaded = loaded = Loaded(decoder, plain, state)
+        return loaded
 
     def _drafter(self, target: CausalModel) -> Drafter:
         draft: Any = self.draft

@@ -102,7 +102,9 @@ def greedy(
     margin, margins = SAME.get(target.dtype, HALF), []
     for prompt in prompts:
         ours, theirs = (
-            each.generate(prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0)).tokens
+            each.generate(
+                prompt, new_tokens, SamplingSetting(0.0), Rng.seeded(0), target.ends
+            ).tokens
             for each in (decoder, plain)
         )
         if ours != theirs:
@@ -110,9 +112,9 @@ def greedy(
             margins.append(math.inf if differ is None else differ)  # ours ends, and should not
     others = sum(each > margin for each in margins)
     sentence = (
-        f"Greedy: {len(prompts) - len(margins)} of {len(prompts)} texts of {new_tokens} tokens"
-        f" equal plain decoding's, token for token; {len(margins) - others} part where the two best"
-        f" logits are equal to {margin:g} of the largest, {others or 'none'} elsewhere."
+        f"Greedy: {len(prompts) - len(margins)} of {len(prompts)} texts of up to {new_tokens}"
+        f" tokens equal plain decoding's, token for token; {len(margins) - others} part where the"
+        f" two best logits are equal to {margin:g} of the largest, {others or 'none'} elsewhere."
     )
     if margin == HALF:
         sentence += ROUNDING.format(dtype=str(target.dtype).removeprefix("torch."), margin=margin)
@@ -136,7 +138,8 @@ def sampled(
     counts: Counter[int] = Counter()
     generator = torch.Generator().manual_seed(seed)
     for number, prompt in enumerate(prompts):
-        tokens = decoder.generate(prompt, new_tokens, setting, Rng.seeded(seed + number)).tokens
+        rng = Rng.seeded(seed + number)
+        tokens = decoder.generate(prompt, new_tokens, setting, rng, decoder.target.ends).tokens
         text = torch.tensor([[*prompt, *tokens]], device=decoder.target.device)
         after = slice(len(prompt) - 1, -1)
         law = order = warp(decoder.target.module(text).logits[0, after].double(), setting)

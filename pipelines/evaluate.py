@@ -273,7 +273,7 @@ def report_data(
     machines = _note_machine(config, folders["evaluate"])
     measured = [
         f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
-        f" pass{'es' * (evaluation.passes > 1)}, {evaluation.new_tokens} tokens each",
+        f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
         "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
         _without_labels(config),
         f"on {' and then '.join(machines)}" * (len(machines) > 1),

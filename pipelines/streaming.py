@@ -79,7 +79,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
     if config.model.static_shapes:
         static = StaticShapes(len(prompt) + new_tokens + MARGIN)
     decoder = make_decoder(config, run, static)
-    stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    stop = decoder.target.ends
     _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)
     stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
     console.print(Styled(text, style="dim"), end="")
@@ -263,19 +263,18 @@ def compared(
 ) -> str:
     """Compare the speed with and without a draft on one prompt, in words.
 
-    Both run in turn with the same seeds, after one pass that warms up. The end-of-text token does
-    not stop either, so that both decode as many tokens.
+    Both run in turn with the same seeds, after one pass that warms up.
     """
     plain = plain_of(decoder)
     _, *pairs = (
         [
-            each.generate(prompt, new_tokens, setting, Rng.seeded(number))
+            each.generate(prompt, new_tokens, setting, Rng.seeded(number), decoder.target.ends)
             for each in (decoder, plain)
         ]
         for number in range(seed, seed + PASSES + 1)
     )
     if not all(generation.steps for pair in pairs for generation in pair):
-        return "compare=true needs more new tokens."
+        return "compare=true needs more new tokens, or a text that does not end with its first."
     rates = [[each.decoded / each.decode_seconds for each in pair] for pair in pairs]
     ratios, (ours, theirs) = sorted(a / b for a, b in rates), map(median, zip(*rates, strict=True))
     text = (

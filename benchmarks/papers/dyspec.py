@@ -163,7 +163,9 @@ def decoded_in_blocks(bench: Bench, policy: TreePolicy) -> str:
         decoder = SpeculativeDecoder(own, LMDrafter(bench.models[1]), policy, RULE, DRAWN)
         texts.append(
             [
-                decoder.generate(p.tokens, bench.options.new_tokens, DRAWN, Rng.seeded(0)).tokens
+                decoder.generate(
+                    p.tokens, bench.options.new_tokens, DRAWN, Rng.seeded(0), target.ends
+                ).tokens
                 for p in bench.prompts[::10]
             ]
         )

@@ -70,7 +70,7 @@ class Decoded:
     def figure(self, measure: str, method: str, kind: str | None = None) -> str:
         """A figure of MEASURES; a dash where nothing was decoded."""
         records = self.of(method, kind)
-        if not records:
+        if not any(record.steps for record in records):
             return "–"
         return MEASURES[measure](row(method, records, self.of(BASELINE, kind)))
 

@@ -53,6 +53,9 @@ class ChatEncoder:
         how = {"chat_template": template} | self.options
         render(tokenizer, probe, f"{KEY}.chat_template", **how)
         self._special = special_tokens(tokenizer)
+        # An added token may be a word of answers, as Qwen 3's <think> is.
+        plain = {str(t) for t in tokenizer.added_tokens_decoder.values() if not t.special}
+        self._reserved = {*self._special} - plain
         try:
             self._answer([*probe, {"role": ASSISTANT, "content": PROBE}])
         except UnsuitedError as error:
@@ -84,6 +87,9 @@ class ChatEncoder:
             UserError: the template ends no turn with a special token.
         """
         messages, cut = dialogue.messages, dialogue.cut
+        said = "\n".join(m["content"] for m in messages if m["role"] == ASSISTANT)
+        if any(token in said for token in self._reserved):
+            raise UnsuitedError("whose answers hold special tokens")
         whole = self._render(messages)
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         finished = ends[:-1] if cut else ends

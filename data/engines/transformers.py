@@ -29,17 +29,12 @@ class Engine(Protocol):
     ) -> list[list[int]]:
         """Continue each prompt by up to `new_tokens` tokens.
 
-        A token that ends the model's texts, or is one of `ends`, ends a text and is dropped.
+        A text ends before the first of the model's end tokens (`nde_talf.decoding.end_tokens`) or
+        of `ends`.
         """
 
     def close(self) -> None:
         """Free the memory."""
-
-
-def end_of_text(generation_config) -> set[int]:
-    """Return the tokens that end a text, from a transformers GenerationConfig."""
-    eos = generation_config.eos_token_id
-    return set(eos if isinstance(eos, list) else [eos]) - {None}
 
 
 def sampling_options(setting: SamplingSetting) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.engines.transformers import end_of_text
+from nde_talf.data.text.templates import text_ends, tokenizer_of
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling import SamplingSetting
 
@@ -38,7 +38,7 @@ class VLLMEngine:
 
     def __init__(self, folder: str, dtype: str, config: EngineConfig):
         self.folder, self.dtype, self.config = folder, dtype, config
-        self._stops = sorted(_stops(self.folder))
+        self._stops = stops_of(folder)
 
     def sample(
         self,
@@ -145,20 +145,22 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
     )
 
 
-def _stops(folder: str) -> set[int]:
-    """Read the end-of-text tokens of a model folder, by generation_config.json or else config.json.
+def stops_of(folder: str) -> list[int]:
+    """Read the tokens that end a text of the model in a folder, or of a hub name.
 
-    Raises UserError without.
+    `eos_token_id` is that of generation_config.json, or else of config.json. Raises UserError
+    without both.
     """
     from transformers import AutoConfig, GenerationConfig
 
     try:
+        model = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         try:
             config = GenerationConfig.from_pretrained(folder)
         except OSError:  # no generation_config.json
-            model = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             config = GenerationConfig.from_model_config(model)
-        return end_of_text(config)
+        rows = model.get_text_config().vocab_size
+        return sorted(text_ends(tokenizer_of(folder), config.eos_token_id, rows).ids)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{folder}: no model is there for vLLM ({first_line(error)}). Give a model"

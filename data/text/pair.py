@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +14,7 @@ from typing_extensions import TypedDict
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
-from nde_talf.data.text.templates import load_tokenizer, text_ends
+from nde_talf.data.text.templates import text_ends, tokenizer_of
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
@@ -227,7 +226,7 @@ def load_models(
     """Load the models in one or two folders, or of these hub names: target, and perhaps draft.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows
-    is fitted to the target's once, and their texts end where the target's do, by its tokenizer too.
+    is fitted to the target's once, and the target's texts end where its tokenizer ends them too.
     Prints which forward passes they have, and ends that not all sources name. Raises UserError as
     `CausalModel.load` does.
 
@@ -251,18 +250,20 @@ def load_models(
         model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
     if models:
-        _read_ends(models, places[0])
+        read_ends(models, places[0])
     return models
 
 
-def _read_ends(models: list[CausalModel], where: str) -> None:
-    """Let texts end where target, tokenizer or chat template end them; say where these differ."""
-    target, tokenizer = models[0], None
-    with suppress(UserError):
-        tokenizer = load_tokenizer(where)
-    if tokenizer is None:  # a model alone
+def read_ends(models: list[CausalModel], where: str) -> None:
+    """Let texts end where target, tokenizer or chat template end them; say where these differ.
+
+    models: target, and perhaps draft. where: the folder or hub name of the target.
+    """
+    target, tokenizer = models[0], tokenizer_of(where)
+    if tokenizer is None:
         return
     ends = text_ends(tokenizer, target.module.generation_config.eos_token_id, target.vocab_size)
+    target.chat_ends = ends.ids - ends.config
 
     def tell(name: str, tokens: frozenset[int], sentence: str) -> None:
         listed = ", ".join(map(str, tokenizer.convert_ids_to_tokens(sorted(tokens))))
@@ -270,11 +271,9 @@ def _read_ends(models: list[CausalModel], where: str) -> None:
             line = f"{name}: {sentence.format(listed)}"
             console.print(line, style="dim", soft_wrap=True, markup=False)
 
-    tell(target.name, ends.ids - ends.config, "texts end at {} too, which generation_config lacks")
+    tell(target.name, target.chat_ends, "texts end at {} too, which generation_config lacks")
     for draft in models[1:]:
-        tell(draft.name, draft.ends - ends.ids, "{} ends its texts, but not the target's: no end")
-    for model in models:
-        model.ends = ends.ids
+        tell(draft.name, draft.ends - ends.ids, "{} ends no text here: the target goes on")
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

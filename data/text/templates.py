@@ -66,12 +66,21 @@ def render(
         ) from error
 
 
-def text_ends(tokenizer: PreTrainedTokenizerBase, eos: Any, vocabulary: int) -> EndTokens:
+def tokenizer_of(where: str) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer beside a model; None where there is none."""
+    with suppress(UserError):
+        return load_tokenizer(where)
+    return None
+
+
+def text_ends(tokenizer: PreTrainedTokenizerBase | None, eos: Any, vocabulary: int) -> EndTokens:
     """Return the tokens that end the text of a model: see `nde_talf.decoding.end_tokens`.
 
     eos: of its generation_config. A chat template that is not there, fails or does not show a plain
     answer adds none.
     """
+    if tokenizer is None:
+        return end_tokens(eos, vocabulary)
     return end_tokens(eos, vocabulary, tokenizer, _after_answer(tokenizer))
 
 

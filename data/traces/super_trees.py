@@ -215,6 +215,10 @@ def labels(
 ) -> list[dict[str, Tensor]]:
     """Estimate E[tau + 1] [T, A] by verifier, for every (target's, draft's) sampling setting.
 
+    Below a drafted end of the text nothing is accepted, as no decoder counts it: the target's row
+    there is all on a token that the draft holds least likely. What remains is the token after an
+    accepted end, which counts here and not in a decoder: at most one, in the last step of a text.
+
     Args:
         trees: with the hidden states of both models.
         target: reads its states out.
@@ -228,6 +232,7 @@ def labels(
         For each setting, float32 estimates by the verifiers' names.
     """
     device, l1, paths = trees.tokens.device, layout.l1, layout.paths.to(trees.tokens.device)
+    ends = torch.tensor(sorted(target.ends), dtype=torch.long, device=device)
     rules = dict.fromkeys(ON_PATHS.get(name, name) for name in verifiers)
 
     def together(tokens: Tensor, h_p: Tensor, h_q: Tensor) -> list[dict[str, Tensor]]:
@@ -239,6 +244,11 @@ def labels(
         nodes = (layout.parents.to(device)[paths] + first).flatten(0, 1)
         p_logits = target.logits(h_p.flatten(0, 1)).float()
         q_logits = draft.logits(h_q.flatten(0, 1)).float()
+        ended = torch.isin(tokens[:, : layout.inner], ends)
+        ended[:, 0] = False  # a root does not end the text
+        ended = ended.flatten()
+        p_logits[ended] = -torch.inf
+        p_logits[ended, q_logits[ended].argmin(-1)] = 0.0
         for setting, draft_setting in settings:
             if draft_setting not in warped:
                 warped = {draft_setting: warp(q_logits, draft_setting)}

@@ -11,7 +11,7 @@ Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply
 Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -56,6 +56,8 @@ def plain_linears(parts: Sequence[nn.Module]) -> "Sequence[nn.Linear]":
 def fused(parts: Sequence[Tensor]) -> Tensor:
     """Parameters [rows, ...] one below the other, of which they become views."""
     first, sizes = parts[0], [len(part) for part in parts]
+    if len(parts) == 1:
+        return first.detach()
     if _in_line(parts):  # they are views of one already
         return first.detach().as_strided((sum(sizes), *first.shape[1:]), first.stride())
     together = torch.cat([part.detach() for part in parts])
@@ -111,8 +113,25 @@ class Linear(FusedPart):
         return F.linear(states, self.weight, self.bias)
 
 
-def linear(parts: Sequence[nn.Module], way: str) -> Linear:
-    """Make the product for linear layers, in one of the ways of `onednn`."""
+class Apart(FusedPart):
+    """Products of somebody else's linear layers over one input, whose weights stay in place."""
+
+    def __init__(self, products: "Sequence[Linear | Apart]"):
+        self.products = products
+        self.tensors = [each for product in products for each in product.tensors]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """See `Linear.__call__`."""
+        return torch.cat([product(states) for product in self.products], -1)
+
+
+def linear(parts: Sequence[nn.Module], way: str = "plain", moves: bool = True) -> "Linear | Apart":
+    """Make the product for linear layers, in one of the ways of `onednn`.
+
+    moves: weights may be moved in memory, side by side.
+    """
+    if not moves and len(parts) > 1:
+        return Apart([linear([part], way) for part in parts])
     if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LEAST:
         return Linear(parts)
     from nde_talf.decoding.forward.onednn import OneDNNLinear, PackedLinear
@@ -187,7 +206,7 @@ class DecoderLayer:
         added: whether norms multiply by 1 + w.
         kind: of attention, in transformers' words.
         cap: of attention scores.
-        way: of multiplying large matrices (`onednn`).
+        product: makes the products of linear layers over one input.
     """
 
     def __init__(
@@ -198,14 +217,14 @@ class DecoderLayer:
         added: bool,
         kind: str,
         cap: float | None = None,
-        way: str = "plain",
+        product: Callable[..., Linear | Apart] = linear,
     ):
         attention, mlp = cast("Any", block.self_attn), cast("Any", block.mlp)
         self.heads, self.shared, self.size = heads, shared, cast("int", attention.head_dim)
         self.kind, self.cap, self.scale = kind, cap, cast("float", attention.scaling)
-        self.qkv = linear([attention.q_proj, attention.k_proj, attention.v_proj], way)
-        self.output, self.down = linear([attention.o_proj], way), linear([mlp.down_proj], way)
-        self.gate_up = linear([mlp.gate_proj, mlp.up_proj], way)
+        self.qkv = product([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output, self.down = product([attention.o_proj]), product([mlp.down_proj])
+        self.gate_up = product([mlp.gate_proj, mlp.up_proj])
         self.activation = mlp.act_fn.forward
         self.head_norms = None
         if (queries := optional(attention, "q_norm")) is not None:

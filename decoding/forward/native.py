@@ -1,11 +1,13 @@
 """Native forward pass, in the manner of gpt-fast, for transformers models of known families.
 
 It takes the model's weights without a second copy and does what transformers does with far fewer
-calls: fused matrices, tables of rotary positions made once, one call a norm, and attention to the
-text without a mask. `CausalModel` compares its logits with transformers' before it is used.
+calls: fused matrices (of a model that is ours), tables of rotary positions made once, one call a
+norm, and attention to the text without a mask. `CausalModel` compares its logits with
+transformers' before it is used.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
@@ -125,6 +127,7 @@ class NativeForward(FusedPass):
     def __init__(self, model: "CausalModel", way: str):
         self.body, self.config, self.way = cast("Any", model.body), model.config, way
         self.lm_head = model.lm_head
+        self.product = partial(linear, way=way, moves=model.owned)
         super().__init__(model.body, self.lm_head)
 
     def _parts(self) -> Sequence[FusedPart]:
@@ -139,7 +142,7 @@ class NativeForward(FusedPass):
         self.groups, self.capped = heads // shared, cap is not None
         each = zip(body.layers, kinds, strict=True)
         self.layers = [
-            DecoderLayer(block, heads, shared, self.added, kind, cap, self.way)
+            DecoderLayer(block, heads, shared, self.added, kind, cap, self.product)
             for block, kind in each
         ]
         self.norm = Norm(body.norm, self.added)
@@ -155,7 +158,7 @@ class NativeForward(FusedPass):
         parts = [embedding, self.norm, *(part for layer in self.layers for part in layer.parts)]
         self.readout: Callable[[Tensor], Tensor] = self.lm_head
         if type(self.lm_head) is nn.Linear:
-            self.readout = readout = linear([self.lm_head], self.way)
+            self.readout = readout = self.product([self.lm_head])
             parts.append(readout)
         return parts
 

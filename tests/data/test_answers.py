@@ -22,7 +22,8 @@ QUESTIONS = [
 def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
     tokenizer = family_tokenizer("llama3", ["Who? And why? Since when?"])
     target = tiny_target(vocabulary=len(tokenizer), seed=1)
-    target.ends = frozenset(range(0, len(tokenizer), 4))  # so that many answers end early
+    # So that many answers end early.
+    target.module.generation_config.eos_token_id = [*range(0, len(tokenizer), 4)]
     engine, encoder = TransformersEngine(target), ChatEncoder(tokenizer)
     system = {"role": "system", "content": "Be odd."}
     asked = [Dialogue(str(i), [system, *in_order(turns)]) for i, turns in enumerate(QUESTIONS)]

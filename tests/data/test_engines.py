@@ -35,7 +35,7 @@ DRAWS = 600
 @pytest.fixture(scope="module")
 def model():
     model = tiny_model(40, hidden=64, layers=2, scale=0.5)
-    model.ends = frozenset()
+    model.module.generation_config.eos_token_id = None
     return model
 
 
@@ -75,7 +75,7 @@ def test_sampling_follows_the_model_and_its_seed(model):
 def test_an_end_of_text_ends_a_text(model, monkeypatch):
     engine = TransformersEngine(model)
     (text,) = engine.sample(PROMPTS[:1], GREEDY, 6, 0)
-    monkeypatch.setattr(model, "ends", frozenset(text[4:5]))
+    monkeypatch.setattr(model.module.generation_config, "eos_token_id", text[4])
     assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
 
 
@@ -98,7 +98,7 @@ def test_what_memory_does_not_hold_is_sampled_in_parts(model, monkeypatch):
 def test_every_row_of_a_batch_is_the_text_of_its_prompt_alone(family):
     model = CausalModel(module(*(FAMILIES | BRANCHES)[family]), family)
     assert (model.form == "masks") == (family != "bloom")
-    model.ends = frozenset(range(0, 50, 9))
+    model.module.generation_config.eos_token_id = [*range(0, 50, 9)]
     draws = torch.Generator().manual_seed(0)
     asked = [torch.randint(1, 50, (n,), generator=draws).tolist() for n in (3, 20, 7, 30, 1)]
     asked += [[*asked[3][:10], 5, 6], asked[3][:10], asked[3]]
@@ -161,7 +161,6 @@ def test_vllm_agrees_with_torch(model, tmp_path, monkeypatch):
     (text,) = engine.sample(PROMPTS[:1], GREEDY, 12, 0)
     # vLLM has to find it beside the weights.
     monkeypatch.setattr(model.module.generation_config, "eos_token_id", text[6])
-    monkeypatch.setattr(model, "ends", frozenset(text[6:7]))
     model.module.save_pretrained(tmp_path / "model")
     settings = [astuple(setting) for setting in SETTINGS]
     sampled = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)

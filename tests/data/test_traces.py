@@ -63,5 +63,18 @@ def test_rules_of_one_path_have_the_labels_of_that_path(pair):
             assert torch.equal(traced[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
 
 
+def test_nothing_is_accepted_below_a_drafted_end():
+    pair = tiny_pair(200, noise=0.0)  # every draft is accepted
+    paths = [TREE_INDEX[Action(1, 0, depth)] for depth in range(1, 9)]
+
+    def path_labels() -> torch.Tensor:
+        traced = trace(pair, ["t1.0"], verifiers=["specinfer", "traversal"])
+        return torch.stack([traced[name][..., paths] for name in ("specinfer", "traversal")])
+
+    assert torch.allclose(path_labels(), torch.arange(2.0, 10).expand(2, 2, 3, 8), atol=1e-3)
+    pair[0].chat_ends = frozenset(range(200))  # the first draft, and one token after it
+    assert torch.allclose(path_labels(), torch.tensor(2.0).expand(2, 2, 3, 8), atol=1e-2)
+
+
 def test_texts_that_end_at_once_give_no_rows(pair):
     assert trace(pair, ["t1.0"], [ENDED]) == {}

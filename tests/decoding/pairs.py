@@ -22,6 +22,7 @@ def tiny_model(
         max_position_embeddings=2048,
         initializer_range=0.3,
         tie_word_embeddings=False,
+        eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from nde_talf import CausalModel, UserError
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward import attention
+from nde_talf.decoding.forward import attention, layer
 from nde_talf.decoding.forward.attention import (
     RotaryTable,
     Seen,
@@ -229,15 +230,36 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     )  # so that a looser bound would take it
 
 
+def untrained(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose first tokens are huge, as special and unused ones may be, in `dtype`."""
+    model = module(*FAMILIES[name])
+    rows = model.get_input_embeddings().weight
+    with torch.no_grad():
+        rows[:9] = torch.randn(9, 1) * 1e4
+    return model.to(dtype)
+
+
+PLANTED = {
+    "siblings": "seen_in",
+    "NaN": "seen_in",
+    "windows": "seen_in",
+    "positions": "RotaryTable.at",
+    "norms": "Norm.__call__",
+}
+SOME = ("mistral", "gemma-2")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "name,fault",
-    [("llama", "siblings"), ("llama", "NaN"), ("mistral", "windows"), ("llama", "positions")],
+    "name", [pytest.param(n, marks=() if n in SOME else pytest.mark.long) for n in NATIVE]
 )
-def test_a_fault_that_only_trees_windows_or_far_positions_show_is_found_at_loading(
-    name, fault, monkeypatch
-):
-    """The plain pass over a few tokens is right in all cases."""
+def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkeypatch):
+    """The plain pass over a few tokens is right in most cases."""
+    model = untrained(name, dtype)
+    whole = CausalModel(model)
+    assert "over text, trees and far positions its logits are transformers'" in whole.forward
+    at, norm = RotaryTable.at, layer.Norm.__call__
 
     def seen(window, mask, rows, columns, cached, *others, **more):
         if cached and mask is not None:  # siblings see one another
@@ -246,14 +268,34 @@ def test_a_fault_that_only_trees_windows_or_far_positions_show_is_found_at_loadi
             None if fault == "windows" else window, mask, rows, columns, cached, *others, **more
         )
 
-    at = RotaryTable.at
-    monkeypatch.setattr("nde_talf.decoding.forward.native.seen_in", seen)
-    if fault == "positions":
-        monkeypatch.setattr(
-            RotaryTable, "at", lambda table, positions: at(table, positions.clamp(max=20))
-        )
-    model = CausalModel(module(*FAMILIES[name]))
-    assert "its logits differ from transformers' by" in model.forward
+    wrong = {
+        "seen_in": seen,
+        "RotaryTable.at": lambda table, positions: at(table, positions.clamp(max=20)),
+        "Norm.__call__": lambda own, states: norm(own, states) * 1.2,
+    }
+    for fault, place in PLANTED.items():
+        if fault == "windows" and not whole.windows.get("sliding_attention"):
+            continue
+        with monkeypatch.context() as patched:
+            patched.setattr(f"nde_talf.decoding.forward.native.{place}", wrong[place])
+            words = CausalModel(model).forward
+        assert "its logits differ from transformers' by" in words, fault
+
+
+def test_a_model_whose_first_tokens_differ_between_transformers_own_passes_is_native():
+    """Its layers blow rounding up after those tokens, as SmolLM2's do in bfloat16."""
+    model = module("llama", {}).to(torch.bfloat16)
+    first = torch.arange(9)
+
+    def chaotic(layer, args, output):
+        return output + output.abs().amax() * torch.randn_like(output) if seen[-1] else output
+
+    seen = [False]
+    model.model.embed_tokens.register_forward_hook(
+        lambda part, args, output: seen.append(bool(torch.isin(args[0], first).any()))
+    )
+    model.model.layers[0].mlp.register_forward_hook(chaotic)
+    assert CausalModel(model).forward.startswith("native")
 
 
 def test_under_autocast_passes_are_those_of_transformers():

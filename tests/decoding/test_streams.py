@@ -202,6 +202,17 @@ def test_a_stream_that_is_being_read_refuses_another_reader():
         next(stream)
 
 
+@pytest.mark.parametrize("limit, text, ended", [(9, [1, 4, 9], True), (2, [1, 4], False)])
+def test_a_step_ends_with_the_text_even_where_fewer_tokens_were_asked_for(limit, text, ended):
+    steps = iter([Step([1], 1, {"other": 0.0}), Step([4, 9, 5, 6], 5, {"other": 0.0})])
+    stream = Stream(steps, limit, {9, 7}, torch.device("cpu"))
+    blocks = [(block.tokens, block.accepted) for block in stream]
+    assert blocks == [([1], 0), (text[1:], len(text) - 1)]
+    (step,) = stream.generation.steps
+    assert stream.generation.tokens == text and stream.ended == ended
+    assert (step.tokens, step.tau, stream.generation.decoded) == ([4, 9], 1, 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(

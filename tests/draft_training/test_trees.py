@@ -5,9 +5,12 @@ import itertools
 import pytest
 import torch
 
+from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training import target_trees, tree_attention
+from nde_talf.draft_training.evaluate import ended, held_out_report
 from nde_talf.draft_training.target_trees import target_beam
+from nde_talf.draft_training.tree_attention import TreeLevel
 from tests.draft_training.heads import random_head, tiny_target
 
 
@@ -52,6 +55,20 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows, monkeypatch):
         assert paths(trees, row, place) == brute_force(
             target, tokens[row, : root + 1].tolist(), 3, 4
         )
+
+
+def test_nodes_at_and_below_an_end_of_the_text_are_not_evaluated():
+    nodes = [[5, 7, 5], [1, 9, 1], [2, 2, 2]], [[0, 0, 0], [1, 0, 0], [0, 1, 2]]
+    levels = [TreeLevel(*torch.tensor(level)[:, None, None]) for level in zip(*nodes, strict=True)]
+    marks = [mark.flatten().tolist() for mark in ended(levels, {7, 9})]
+    assert marks == [[False, True, False], [True, True, False], [True, True, False]]
+    model = tiny_target(vocabulary=11)
+    rows = TokenRows.plain(torch.arange(64).view(2, 32) % 11)
+    whole = held_out_report(head := random_head(model), model, rows, k=2)
+    model.chat_ends = frozenset(range(11))
+    alone = held_out_report(head, model, rows, k=2)
+    for name in ("agreement", "kl", "overlap"):
+        assert alone[name][0] == pytest.approx(whole[name][0]) and not any(alone[name][1:])
 
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):

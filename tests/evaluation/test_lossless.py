@@ -64,10 +64,13 @@ def test_a_greedy_text_is_compared_token_by_token():
     assert first_difference(model, prompt, other) > 1e-3
 
 
-def test_greedy_texts_that_end_early_are_refused(monkeypatch):
+def test_greedy_texts_that_end_early_are_refused_and_what_follows_an_end_is_cut(monkeypatch):
     folder = "checkpoints/small/pair/target"
     made = "nde_talf.evaluation.lossless.opened"
-    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[0]] * len(prompts))
+    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[0, 1, 2]] * len(prompts))
+    passed, sentence = check_greedy(LosslessConfig(), folder, folder)
+    assert not passed and "16 ended by themselves: 0 of 16 equal" in sentence
+    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[1]] * len(prompts))
     with pytest.raises(UserError, match=r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
         check_greedy(LosslessConfig(target=folder, draft=folder), folder, folder)
 

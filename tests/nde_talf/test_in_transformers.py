@@ -3,6 +3,7 @@ the law if it samples.
 """
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from nde_talf.draft_training.export import save_head
 from nde_talf.evaluation.law import p_value, smallest_bias
 from nde_talf.prepared import Row, RowProcess
 from tests.decoding.families import FAMILIES, V, module
+from tests.decoding.families import text as some_text
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY
 
@@ -213,6 +215,31 @@ def test_the_model_is_left_as_it_was(pair):
     assert model.generation_config.top_k == 7
     for weight, (wants, value) in zip(model.parameters(), before, strict=True):
         assert weight.requires_grad == wants and torch.equal(weight, value)
+
+
+def test_threads_on_a_model_with_windows_write_their_own_texts_and_nothing_of_the_model():
+    model, draft = noisy("mistral")
+    for one in (model, draft):
+        kind = type(one.config)
+
+        class Guarded(kind):
+            def __setattr__(self, name, value, whole=kind, config=one.config):
+                assert self is not config, f"{name} was written"
+                whole.__setattr__(self, name, value)
+
+        one.config.__class__ = Guarded
+    places = [weight.data_ptr() for weight in model.parameters()]
+    asked = [batch(1, input_ids=torch.tensor([some_text(40, seed)])) for seed in (1, 2)]
+    for one in asked:
+        one["attention_mask"] = torch.ones_like(one["input_ids"])
+    theirs = [model.generate(**one).tolist() for one in asked]
+
+    def ours(one):
+        return model.generate(**one, custom_generate=speculate(draft, TREE)).tolist()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert [*threads.map(ours, asked * 2)] == theirs * 2
+    assert [weight.data_ptr() for weight in model.parameters()] == places
 
 
 def test_a_pair_is_loaded_under_autocast_and_draws_nothing():
