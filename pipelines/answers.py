@@ -143,7 +143,7 @@ class SelfMade:
         """Return a text without what ends it, and whether it ended."""
         text = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         head, closed, _ = text.partition(self.opening.closing or text + "\n")
-        return head.strip(), bool(closed) or len(ids) < self.most
+        return head.rstrip("\ufffd").strip(), bool(closed) or len(ids) < self.most
 
 
 def _unusable(looked: int, texts: list[str], reasons: Counter[str]) -> str:

@@ -7,20 +7,18 @@ token. What cannot be used is counted by reason.
 
 import re
 from dataclasses import dataclass
+from zlib import crc32
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.text.prompts import ids_of
 from nde_talf.decoding.end_tokens import closing_token, special_tokens
 
-RUN, BANDS, ROWS = 8, 10, 5
-"""Letters of a piece of text, and bands of minimal hashes of all pieces. Texts are much alike if a
-band agrees: 98 % of those that share 80 % of their pieces, and 2 % of those that share 30 %.
+FEWEST, RUN, EVERY = 8, 40, 4
+"""Letters of the shortest text, and letters in a row that make two texts much alike; of all such
+runs one in `EVERY` is looked at.
 """
-_FACTORS = np.random.default_rng(0).integers(1 << 63, size=RUN + BANDS * ROWS, dtype=np.uint64) | 1
 UNFINISHED = "that did not end"
 
 
@@ -69,30 +67,23 @@ class Screen:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, whole: bool):
-        self._special, self._whole, self._seen = special_tokens(tokenizer), whole, set[bytes]()
+        self._special, self._whole, self._seen = special_tokens(tokenizer), whole, set[int]()
 
     def fault(self, text: str, ended: bool) -> str | None:
         """Say why a text cannot be used; None: it can, and counts as seen from now on."""
         letters = "".join(re.findall(r"\w+", text.lower()))
-        if len(letters) < RUN:
+        if len(letters) < FEWEST:
             return "that are empty or short"
         if self._whole and not ended:
             return UNFINISHED
         if any(token in text for token in self._special):
             return "with special tokens inside"
-        if not all(letter.isprintable() or letter in "\n\t" for letter in text):
+        if "\ufffd" in text or not all(map(str.isprintable, re.split("[\n\t]", text))):
             return "with letters that cannot be printed"
-        bands = _bands(letters)
-        if not self._seen.isdisjoint(bands):
+        starts = range(len(letters) - RUN + 1)
+        runs = {crc32(letters[at : at + RUN].encode()) for at in starts}
+        runs = {run for run in runs if run % EVERY == 0} | {crc32(letters.encode())}
+        if self._seen & runs:
             return "much like another"
-        self._seen |= bands
+        self._seen |= runs
         return None
-
-
-def _bands(letters: str) -> set[bytes]:
-    """Hash the runs of `RUN` letters, and return the bands of their minimal hashes."""
-    codes = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.uint64)
-    runs = np.unique(sliding_window_view(codes, RUN) @ _FACTORS[:RUN])
-    hashes = runs[:, None] * _FACTORS[RUN:]
-    least = (hashes ^ hashes >> np.uint64(29)).min(0).reshape(BANDS, ROWS)
-    return {bytes([band]) + row.tobytes() for band, row in enumerate(least)}

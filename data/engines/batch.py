@@ -42,9 +42,12 @@ def sample_batch(
     cache, hidden = _prefilled(model, prompts, new_tokens)
     texts: list[list[int]] = [[] for _ in prompts]
     rows = [*range(len(prompts))]  # of the batch, as numbers of prompts
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=model.device)
-    width = cache.length
-    mask = _padding(lengths, width, new_tokens, model) if int(lengths.min()) < width else None
+    width, mask = cache.length, None
+    lengths = torch.tensor([*map(len, prompts)], device=model.device)
+    if len({*map(len, prompts)}) > 1:  # the slots before shorter prompts are hidden
+        before = torch.arange(width + new_tokens, device=model.device) < width - lengths[:, None]
+        mask = torch.zeros(before.shape, dtype=model.dtype, device=model.device)
+        mask = mask.masked_fill_(before, torch.finfo(model.dtype).min)[:, None, None]
     for step in range(1, new_tokens + 1):
         weights = warp(model.logits(hidden), setting)
         drawn = locate(weights, range(len(rows)), [rngs[row].uniform() for row in rows])
@@ -62,7 +65,7 @@ def sample_batch(
         tokens = torch.tensor(drawn, device=model.device)[:, None]
         seen = None if mask is None else mask[..., : width + step]
         hidden = model.hidden(tokens, lengths[:, None] + (step - 1), seen, cache)[:, -1]
-    return [text[:-1] if text[-1] in ends else text for text in texts]
+    return [text[:-1] if text and text[-1] in ends else text for text in texts]
 
 
 def _prefilled(
@@ -72,7 +75,7 @@ def _prefilled(
     width = max(map(len, prompts))
     cache, own = KVCache(model.layers, width + more), model.session()
     own.reset(width)
-    states: list[Tensor] = []
+    ends: list[Tensor] = []
     before: list[int] = []
     for row, prompt in enumerate(prompts):
         if prompt != before:
@@ -80,37 +83,22 @@ def _prefilled(
             own.length = min(len([*shared]), len(prompt) - 1)
             own.cache.commit(own.length)
             last, before = own.append(prompt[own.length :])[-1], prompt
-        states.append(last)
+        ends.append(last)
         for index, layer in enumerate(own.cache.layers):
             if layer.states is None:  # it reads those of another layer
                 continue
-            its = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
+            both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:
-                keys, values = (_blank(each, len(prompts), width) for each in its)
+                shape = len(prompts), layer.keys.shape[1], width
+                keys, values = (each.new_zeros(*shape, each.shape[-1]) for each in both)
                 cache.update(keys, values, index)
             to = cache.layers[index]
-            to.keys[row, :, width - own.length : width] = its[0][0]
-            to.values[row, :, width - own.length : width] = its[1][0]
+            for into, states in zip((to.keys, to.values), both, strict=True):
+                into[row, :, width - own.length : width] = states[0]
     if model.windows:
-        begins = [width - len(prompt) for prompt in prompts]
-        slots = torch.arange(width)[None] - torch.tensor(begins)[:, None]
-        cache.positions = slots.clamp_(0).to(model.device)
-    return cache, torch.stack(states)
-
-
-def _blank(states: Tensor, batch: int, width: int) -> Tensor:
-    """Return zeros in the shape of `batch` rows of `states` [1, heads, n, D], for `width` slots."""
-    return states.new_zeros(()).expand(batch, states.shape[1], width, states.shape[3])
-
-
-def _padding(lengths: Tensor, width: int, more: int, model: CausalModel) -> Tensor:
-    """Return the mask [B, 1, 1, width + more] that hides what stands before prompts in `width`."""
-    slots = torch.arange(width + more, device=model.device)
-    hidden = (slots < width - lengths[:, None])[:, None, None]
-    blocked = torch.finfo(model.dtype).min
-    return torch.zeros(hidden.shape, dtype=model.dtype, device=model.device).masked_fill_(
-        hidden, blocked
-    )
+        slots = [[*range(len(prompt) - width, len(prompt))] for prompt in prompts]
+        cache.positions = torch.tensor(slots, device=model.device).clamp_(0)
+    return cache, torch.stack(ends)
 
 
 def _moved(going: list[int]) -> list[int]:

@@ -123,7 +123,7 @@ class SelfMadeConfig:
     """Tokens of a user's turn or a text, at most; null: 128 of a turn, model.length of a text."""
     temperature: Amount = 1.0
     """Temperature of users' turns, and of a base model's texts."""
-    top_p: Share = 0.95
+    top_p: Share = 0.9
     """Top-p of users' turns, and of a base model's texts."""
 
     @property

@@ -79,8 +79,9 @@ FAULTY = {
     "": "that are empty or short",
     "Why is the sky <|im_start|> blue?": "with special tokens inside",
     "Why is the \x07 sky blue today?": "with letters that cannot be printed",
+    "Why is the \ufffd sky blue today?": "with letters that cannot be printed",
     "Why, is the sky BLUE today??": "much like another",
-    "Which cities are held out from here?": "much like another",
+    "Which cities of this world and of all others are held out from here, and why?": "much like another",
     "word " * 200: "that did not end",
 }
 
@@ -96,13 +97,12 @@ def made(folder, tokenizer, texts):
 
 def test_what_cannot_be_used_is_counted_and_nothing_is_written_twice(tmp_path, capsys):
     tokenizer = family_tokenizer("qwen2", TEXTS)
-    texts = [USABLE[0], *FAULTY, *USABLE[1:]]
+    texts = [USABLE[0], *FAULTY, *USABLE[1:], *USABLE[:2]]
     own, engine = made(tmp_path, tokenizer, texts)
-    held_out = ["Which cities are held out from here"]
-    assert own.texts(3, held_out) == USABLE and engine.asked == 3
+    held_out = ["Which cities of this world and of all others are held out from here"]
+    assert own.texts(3, held_out) == USABLE and engine.asked == 4
     printed = " ".join(capsys.readouterr().out.split())
-    assert "3 of 9 can be used; 2 much like another" in printed
-    for reason in FAULTY.values():
+    for reason in ("3 of 10 can be used", "2 much like another", *FAULTY.values()):
         assert reason in printed
     again, idle = made(tmp_path, tokenizer, texts)
     assert again.texts(2, held_out) == USABLE[:2] and not idle.asked
@@ -120,4 +120,4 @@ def test_questions_with_a_common_beginning_are_not_alike():
     begun = "Can you provide a list of the five "
     for end in ("biggest challenges that founders face?", "best novels of the last century?"):
         assert screen.fault(begun + end, True) is None
-    assert screen.fault(begun + "biggest challenges that all founders face", True)
+    assert screen.fault(begun + "biggest challenges that founders face today?", True)
