@@ -5,9 +5,11 @@ a system turn or all of it, is not run again. In the batch they end at the same 
 ends leaves the batch, and the last row takes its place.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -73,6 +75,7 @@ def _prefilled(
 ) -> tuple[KVCache, Tensor]:
     """Run prompts; return their cache, with room for `more` tokens, and last states [B, H]."""
     width = max(map(len, prompts))
+    free = psutil.virtual_memory().available if model.device.type == "cpu" else math.inf
     cache, own = KVCache(model.layers, width + more), model.session()
     own.reset(width)
     ends: list[Tensor] = []
@@ -89,6 +92,9 @@ def _prefilled(
                 continue
             both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:
+                needed = sum(each[0, :, 0].nbytes for each in both) * model.layers * len(prompts)
+                if needed * (width + more) > free:  # else Linux would end the process
+                    raise MemoryError("the keys and values of a batch")
                 shape = len(prompts), layer.keys.shape[1], width
                 keys, values = (each.new_zeros(*shape, each.shape[-1]) for each in both)
                 cache.update(keys, values, index)

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections import Counter
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,16 +83,12 @@ def test_an_end_of_text_ends_a_text(model, monkeypatch):
 def test_what_memory_does_not_hold_is_sampled_in_parts(model, monkeypatch):
     """A row's text is the same in any batch, and repeated prompts have texts of their own."""
 
-    def short(tokens, *others):
-        if len(tokens) > 2:
-            raise MemoryError
-        return hidden(tokens, *others)
-
-    asked, hidden = [*PROMPTS, *PROMPTS], model.hidden
+    asked, room = [*PROMPTS, *PROMPTS], SimpleNamespace(available=64 * 2 * 2 * 4 * 3 * 14)
     whole = TransformersEngine(model).sample(asked, SETTINGS[0], 6, 0)
     assert len({tuple(text) for text in whole}) == len(asked)
-    monkeypatch.setattr(model, "hidden", short)
-    assert TransformersEngine(model, 5).sample(asked, SETTINGS[0], 6, 0) == whole
+    monkeypatch.setattr("psutil.virtual_memory", lambda: room)  # of three rows of 14 tokens
+    engine = TransformersEngine(model, 5)
+    assert engine.sample(asked, SETTINGS[0], 6, 0) == whole and engine._batch.size == 2
 
 
 @pytest.mark.parametrize("family", ["mistral", "gemma-3n", "bloom"])
