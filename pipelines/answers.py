@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
-from nde_talf.data.engines.transformers import AT_ONCE, Engine, TransformersEngine
+from nde_talf.data.engines.transformers import AT_ONCE, Engine
 from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.draft_training.recipe import OPENING
 
@@ -28,22 +27,26 @@ FIRST, LEAST = 50, 0.02
 
 
 def continued(
-    store: TraceStore, target: CausalModel, rows: Tensor, seed: int, end: int, most: int
+    store: TraceStore,
+    engine: Callable[[], Engine],
+    rows: Tensor,
+    seed: int,
+    end: int,
+    most: int,
+    size: int = AT_ONCE,
 ) -> Tensor:
     """Return rows, as long as `rows`, of texts that the target writes after their first tokens.
 
     Half of them are sampled at temperature 1 and half at 0.6. end: the token between two texts;
-    most: tokens of a text that are sampled.
+    others: see `sampled`.
     """
-    engine = TransformersEngine(target)
-    limit = min(most, target.max_context - OPENING)
-    texts = sampled(store, engine, rows[:, :OPENING].tolist(), seed, limit, AT_ONCE, (1.0, 0.6))
+    texts = sampled(store, engine, rows[:, :OPENING].tolist(), seed, most, size, (1.0, 0.6))
     return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
 
 
 def sampled(
     store: TraceStore,
-    engine: Engine,
+    engine: Callable[[], Engine],
     prompts: list[list[int]],
     seed: int,
     most: int,
@@ -52,13 +55,14 @@ def sampled(
 ) -> list[list[int]]:
     """Sample a text of at most `most` tokens after each prompt.
 
-    Texts are written in shards of `size`, which take the temperatures in turn.
+    Texts are written in shards of `size`, which take the temperatures in turn. The engine is made
+    where something has to be sampled.
     """
     shards = shards_of(store, prompts, size)
     for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
         if not store.holds(name):
             setting = SamplingSetting(temperatures[i % len(temperatures)])
-            tokens = engine.sample(shards[name], setting, most, seed * 1_009 + i)
+            tokens = engine().sample(shards[name], setting, most, seed * 1_009 + i)
             store.write(name, {"tokens": tokens})
     return [tokens for name in shards for tokens in store.lists(name)["tokens"]]
 

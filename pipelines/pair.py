@@ -1,8 +1,9 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
 from nde_talf.decoding.static import MARGIN
+from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.pipelines.answers import SelfMade, continued, sampled
 from nde_talf.pipelines.checks import sources
@@ -200,8 +202,9 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
     """Read text and prompts; a target that is given writes the text that a draft learns from."""
     given, source = config.model.target, config.data.source
     own = given is not None and source in (ANSWERS, SELF)
+    engine = cache(lambda: _engine(config, models[0]))
     if own and source == SELF:
-        text = _self_made(config, folder, models[0])
+        text = _self_made(config, folder, models[0].max_context, engine)
         own = bool(text.tokenizer.chat_template)
     else:
         text = (_own_text if own else _shipped_text if is_shipped(given) else _text)(config)
@@ -209,16 +212,19 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
         text.prompts = set_prompts(config, text.tokenizer, context)
     text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
-        _answer(config, folder, text, models[0])
+        _answer(config, folder, text, models[0].max_context, engine)
     elif config.model.draft == DISTIL and source != SELF:
         store, rows = TraceStore(folder / "answers", "train"), spread(text.train, _answers(config))
-        end, most = text.tokenizer.eos_token_id, config.data.answer_tokens
-        own_rows = continued(store, models[0], rows, config.seed, end, most)
+        most = min(config.data.answer_tokens, models[0].max_context - OPENING)
+        end, size = text.tokenizer.eos_token_id, config.engine.batch
+        own_rows = continued(store, engine, rows, config.seed, end, most, size)
         text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text
 
 
-def _self_made(config: Config, folder: Path, target: CausalModel) -> _Text:
+def _self_made(
+    config: Config, folder: Path, context: int, engine: Callable[[], TransformersEngine]
+) -> _Text:
     """Let the target write its prompts, or without a chat template all text, which it continues."""
     data, tokenizer = config.data, shared_tokenizer(config.model)
     made, size = data.self_made, config.engine.batch
@@ -227,10 +233,10 @@ def _self_made(config: Config, folder: Path, target: CausalModel) -> _Text:
         return _own_text(config)
     opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
     kind, most = ("questions", TURN) if chat else ("texts", config.model.length)
-    longest = min(made.tokens or most, target.max_context - len(opening.tokens))
+    longest = min(made.tokens or most, context - len(opening.tokens))
     texts = SelfMade(
         TraceStore(folder / kind, kind),
-        lambda: TransformersEngine(_answering(config, target), size),
+        engine,
         tokenizer,
         opening,
         made.setting,
@@ -252,13 +258,12 @@ def _self_made(config: Config, folder: Path, target: CausalModel) -> _Text:
     return text
 
 
-def _answering(config: Config, target: CausalModel) -> CausalModel:
-    """Return the target in the type that it answers in (engine.dtype)."""
-    model = config.model
-    dtype = answers_type(config)
-    if dtype == model.dtype or not target.module.name_or_path:
-        return target
-    return load_models([target.module.name_or_path], model.device, dtype, *model.placed[2:])[0]
+def _engine(config: Config, target: CausalModel) -> TransformersEngine:
+    """Return what samples from the target, loaded again where it answers in another type."""
+    model, dtype, where = config.model, answers_type(config), target.module.name_or_path
+    if where and dtype != model.dtype:
+        (target,) = load_models([where], model.device, dtype, *model.placed[2:])
+    return TransformersEngine(target, config.engine.batch)
 
 
 def answers_type(config: Config) -> str:
@@ -293,7 +298,13 @@ def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int
     return load_sets(sets, config.data.prompt_count, config.seed, tokenizer)
 
 
-def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> None:
+def _answer(
+    config: Config,
+    folder: Path,
+    text: _Text,
+    context: int,
+    engine: Callable[[], TransformersEngine],
+) -> None:
     """Replace the rows of `text` by what the target writes after its prompts.
 
     Prompts of the test split are left out, and the last third of the others is held out. Where a
@@ -307,8 +318,7 @@ def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> N
     counts = {"train": _answers(config), "held_out": (data.answers or ANSWERED) // 4}
     if (config.dialogues.source or data.source == SELF) and not config.model.trained:
         counts["train"] = 0
-    rows, engine = {}, TransformersEngine(_answering(config, target), config.engine.batch)
-    most = min(data.answer_tokens, target.max_context - max(map(len, traced)))
+    rows, most = {}, min(data.answer_tokens, context - max(map(len, traced)))
     for side, asked in sides.items():
         if not counts[side]:
             console.print("the head learns from dialogues: no other text is sampled to learn from")
@@ -377,7 +387,8 @@ def _train(
         out = folder / role
         if role == "draft" and "target" in trained and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            _answer(config, folder, text, target)
+            engine = partial(_engine, config, target)
+            _answer(config, folder, text, target.max_context, engine)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")

@@ -113,14 +113,15 @@ class Activity:
     def line(self, within: "Activity | None" = None) -> str:
         """Say what is done, how long it took, and how long the rest will take at this rate.
 
-        within: an activity inside one unit of this one.
+        within: an activity inside this one, of a shard where shards are counted.
         """
         seconds = time.monotonic() - self.begun
         line = f"{self.title}: "
         if self.total:
             line += f"{self.done} of {self.total} {self.unit}s, "
         line += f"{duration(seconds)} so far"
-        done = self.done + (within.done / within.total if within and within.total else 0)
+        part = within.done / within.total if within and self.unit == "shard" else 0
+        done = self.done + part
         if done > self._before:
             left = seconds / (done - self._before) * (self.total - done)
             line += f", about {duration(left)} to go"

@@ -72,7 +72,7 @@ def test_a_base_model_writes_text_and_prompts_are_cut_from_what_is_held_out(targ
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
     options = {"data.prompt_tokens": "[2,40]", "data.held_out": 0.4, "data.self_made.tokens": 48}
-    options |= {"data.self_made.count": 3 * COUNT, "data.prompt_count": 4}
+    options |= {"data.self_made.count": 6 * COUNT, "data.prompt_count": 4}
     config = configured(folder, **options)
     assert with_self_made(config, tokenizer) is config
     pair.work(config, {"pair": tmp_path / "pair"})
