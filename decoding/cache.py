@@ -54,6 +54,18 @@ class Slots:
             moved = self.states.index_select(-2, slots.to(self.states.device))
             self.states[..., length : length + len(slots), :] = moved
 
+    def keep_rows(self, rows: Sequence[int], length: int) -> None:
+        """Keep `rows` of the batch, in this order, and the first `length` slots of each.
+
+        Only rows that change places are copied.
+        """
+        if self.states is not None:
+            moved = [(to, row) for to, row in enumerate(rows) if to != row]
+            if moved:
+                to, source = (list(each) for each in zip(*moved, strict=True))
+                self.states[:, to, :, :length] = self.states[:, source, :, :length]
+            self.states = self.states[:, : len(rows)]
+
 
 class SlotLayer(DynamicLayer):
     """Keys and values [B, heads, capacity, head_dim] of one layer.
@@ -168,3 +180,10 @@ class KVCache(Cache):
         before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
         self.positions = torch.cat([before, positions], 1)
         return self.positions
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Keep these rows of the batch, in this order."""
+        for buffer in dict.fromkeys(layer.slots for layer in self.layers):
+            buffer.keep_rows(rows, self.length)
+        if self.positions is not None:
+            self.positions = self.positions[list(rows)]

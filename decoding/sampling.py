@@ -103,12 +103,20 @@ class Rng:
         """
         if at is None:
             return self.categorical(weights[None], [0])[0]
-        numbers = [self.uniform() for _ in at]
-        if weights.is_cpu:
-            return search(weights, at, numbers)
-        from nde_talf.decoding.device_sampling import search_on_device
+        return locate(weights, at, [self.uniform() for _ in at])
 
-        return search_on_device(weights, at, numbers)
+
+def locate(weights: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """Locate uniforms[i] in the cumulative sums of row at[i] of `weights` [m, V], on its device.
+
+    Raises:
+        ValueError: a row has no positive, finite total.
+    """
+    if weights.is_cpu:
+        return search(weights, at, uniforms)
+    from nde_talf.decoding.device_sampling import search_on_device
+
+    return search_on_device(weights, at, uniforms)
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:

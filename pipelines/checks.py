@@ -23,6 +23,7 @@ from nde_talf.data.text.settings import (
     ANSWERS,
     BUILT_IN,
     FILE_FORMATS,
+    SELF,
     STANDARD_LIBRARY,
     DataConfig,
     is_hub_name,
@@ -170,7 +171,7 @@ def _lengths(config: Config) -> Iterator[str]:
 def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
     """List the groups of keys that name a file or a hub dataset, with its source and template."""
     data = config.data
-    if not data.mix and data.source != ANSWERS:
+    if not data.mix and data.source not in (ANSWERS, SELF):
         yield "data", data.source, None
     for name, corpus in data.mix.items():
         yield f"data.mix.{name}", corpus.source, corpus.template
@@ -224,13 +225,15 @@ def _bad_rows(config: Config) -> Iterator[str]:
 
 
 def _ignored(config: Config) -> Iterator[str]:
-    """Find a corpus that would not be read, since text ships with the shipped pair."""
+    """Find a corpus that would not be read, as text ships with the shipped pair, or by nobody."""
+    if config.data.source == SELF and not config.model.target:
+        yield f"data={SELF}: a target writes it; give model.target=FOLDER_OR_HUB_NAME."
     data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
     usual: Any = OmegaConf.to_container(preset)
     other = (
         data.mix != DataConfig(**usual).mix
         if data.mix
-        else data.source not in (STANDARD_LIBRARY, ANSWERS)
+        else data.source not in (STANDARD_LIBRARY, ANSWERS, SELF)
     )
     if is_shipped(config.model.target) and other and not data.sets:
         key = "data.mix" if data.mix else f"data.source={data.source}"

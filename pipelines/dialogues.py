@@ -5,7 +5,9 @@ Answers are regenerated first if that is asked for.
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -17,20 +19,41 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
+from nde_talf.data.dialogues.self_made import user_turn
 from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.data.text.conversation import UNUSED, question_keys, told
-from nde_talf.data.text.corpus import split_documents
+from nde_talf.data.text.conversation import UNUSED, USER, question_keys, told
+from nde_talf.data.text.corpus import short_hash, split_documents
 from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.settings import SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
+from nde_talf.pipelines.answers import SelfMade, shards_of
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.own_data import framed, shortened
-from nde_talf.pipelines.pair import shards_of
+from nde_talf.pipelines.own_data import framed, shortened, show
+from nde_talf.pipelines.pair import SHOWN, TURN, answers_type
 from nde_talf.pipelines.traces import chosen_engine
+
+SEED = 7919
+"""Added to the run's seed for the questions to learn from: prompts have others."""
+
+
+def with_self_made(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """Return `config` with dialogues that the target makes itself, where data=self asks for them.
+
+    A target without a chat template makes text and no dialogues.
+    """
+    own = config.dialogues
+    if (
+        own.source
+        or config.data.source != SELF
+        or not (own.chat_template or tokenizer.chat_template)
+    ):
+        return config
+    return replace(config, dialogues=replace(own, source=SELF, regenerate=True))
 
 
 def dialogue_rows(
@@ -40,8 +63,9 @@ def dialogue_rows(
 
     A dialogue with all its turns is on one side.
 
-    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`; an
-    interrupted run goes on from them.
+    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`, and so do
+    the questions that it asks itself with dialogues.source=self; an interrupted run goes on from
+    them.
 
     Raises:
         UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
@@ -51,7 +75,12 @@ def dialogue_rows(
     if settings.length < config.dialogues.length:
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
-    dialogues, skipped = read_dialogues(settings, config.seed)
+    engine = cache(lambda: _engine(config, Pair(folders["pair"])))
+    skipped = Counter[str]()
+    if settings.source == SELF:
+        dialogues = _self_made(config, folders, encoder, lambda: engine()[0])
+    else:
+        dialogues, skipped = read_dialogues(settings, config.seed)
     prompts = Pair(folders["pair"]).every_prompt()
     tests = {prompt.question for prompt in prompts if prompt.split == "test"}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
@@ -60,7 +89,11 @@ def dialogue_rows(
     named = Dataset.from_dict({"name": [one.name for one in kept]})
     sides = split_documents(named, settings.held_out, config.seed)
     if settings.regenerate:
-        kept = _regenerated(replace(config, dialogues=settings), folders, encoder, kept)
+        asking = replace(config, dialogues=settings)
+        kept = _regenerated(asking, folders, encoder, kept, engine)
+        if settings.source == SELF:
+            said = ("\n".join(each["content"] for each in one.messages) for one in kept[:SHOWN])
+            show("dialogues of the target with itself", [*said])
     ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(token for token in ends if token is not None)
     encoded = []
@@ -91,17 +124,38 @@ def dialogue_rows(
     return packed[0], packed[1]
 
 
+def _self_made(
+    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
+) -> list[Dialogue]:
+    """Let the target ask questions, none of them much like one that is traced or decoded."""
+    made, opening = config.data.self_made, user_turn(encoder)
+    before, after = encoder.around_user()
+    held_out = (
+        prompt.text.removeprefix(before).removesuffix(after)
+        for prompt in Pair(folders["pair"]).every_prompt()
+    )
+    store = TraceStore(folders["draft"] / "questions", "questions")
+    most, seed, size = made.tokens or TURN, config.seed + SEED, config.engine.batch
+    own = SelfMade(store, engine, encoder.tokenizer, opening, made.setting, most, size, seed)
+    texts = own.texts(made.count, held_out)
+    return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
+
+
 def _regenerated(
-    config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]
+    config: Config,
+    folders: dict[str, Path],
+    encoder: ChatEncoder,
+    dialogues: list[Dialogue],
+    opened: Callable[[], tuple[Engine, int]],
 ) -> list[Dialogue]:
     """Return the dialogues that the target answered, with its answers, written shard by shard.
 
     Shards that are there already are used. Raises UserError if there are no answers.
     """
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    shards = shards_of(store, dialogues, own.shard)
+    shards = shards_of(store, dialogues, config.engine.batch)
     if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
-        engine, longest = _engine(config, Pair(folders["pair"]))
+        engine, longest = opened()
         finished = len(shards) - len(todo)
         for seed, name in track(todo, "answers", len(shards), "shard", finished):
             made = regenerate(
@@ -129,12 +183,12 @@ def _regenerated(
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length, model = config.dialogues.length, config.model
-    engine = chosen_engine(config.engine, model, length)
+    engine, dtype = chosen_engine(config.engine, model, length), answers_type(config)
     longest = min(length, engine.max_length or length)
     if engine.name == "vllm":
-        return VLLMEngine(pair.where("target"), model.dtype, engine), longest
-    target = pair.target(*model.placed)
-    return TransformersEngine(target), min(length, target.max_context)
+        return VLLMEngine(pair.where("target"), dtype, engine), longest
+    target = pair.target(model.device, dtype, *model.placed[2:])
+    return TransformersEngine(target, engine.batch), min(length, target.max_context)
 
 
 def _marked(encoder: ChatEncoder, document: Document) -> Text:

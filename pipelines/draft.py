@@ -11,9 +11,10 @@ from typing import Any
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.corpus import source_digest
 from nde_talf.data.text.pair import Pair, spread
-from nde_talf.data.text.settings import ANSWERS
+from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
@@ -26,7 +27,7 @@ from nde_talf.draft_training.published import FILES
 from nde_talf.draft_training.settings import OPERATIONAL, HeadConfig
 from nde_talf.draft_training.train_head import build_head, fit_head
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dialogues import dialogue_rows
+from nde_talf.pipelines.dialogues import dialogue_rows, with_self_made
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
 
@@ -36,11 +37,12 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
+    own = config.dialogues.source or config.data.source == SELF
     start = config.draft.warm_start
     weights = [path for name in FILES if start and (path := Path(start) / name).exists()]
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
-        "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
+        "dialogues": asdict(config.dialogues) if own else None,
         "warm_start": file_digest(weights[0]) if weights else None,
         "file": source_digest(config.dialogues.source or ""),
     }
@@ -55,6 +57,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             " (evaluation.methods=[selector,assisted])."
         )
     folder, pair, draft = folders["draft"], Pair(folders["pair"]), config.draft
+    tokenizer = load_tokenizer(pair.where("target"))
+    config = with_self_made(config, tokenizer)
     loss = draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
@@ -66,10 +70,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         free_memory()
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
-            tokenizer = load_tokenizer(pair.where("target"))
             rows, held_out = dialogue_rows(config, folders, tokenizer, room)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
+            if not len(rows):
+                raise UserError(
+                    f"{pair.folder}: this pair was made for a head that learns from dialogues, and"
+                    " holds no text to learn from. Give the dialogues (dialogues=...), or make it"
+                    " again without them: stage=pair force=true."
+                )
         if config.dialogues.regenerate:
             free_memory()
             target = load()
@@ -126,8 +135,8 @@ def _facts(config: Config) -> dict[str, Any]:
     """Describe the text for the head's card, without paths of this machine."""
     dialogues = config.dialogues
     texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
-    own = not dialogues.source and config.data.source == ANSWERS
-    if own:
+    own = not dialogues.source and config.data.source in (ANSWERS, SELF)
+    if config.data.sets and own:
         texts = [str(one.source) for one in config.data.sets.values()]
     return {
         "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),

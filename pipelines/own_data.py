@@ -34,6 +34,8 @@ from nde_talf.pipelines.config import Config
 
 WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
 """Groups that take a file in place of a preset, with the key that it is written out to."""
+TEXTS = ("data.source", "data.sets", "data.mix")
+"""Keys that give text or prompts."""
 FEWEST = 8
 """Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
 SPREAD = 0.57
@@ -57,6 +59,21 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
             yield quoted(WORDS[group], local(value))
         else:
             yield each
+
+
+def without_data(arguments: Sequence[str]) -> bool:
+    """Tell whether arguments give a target, and no text or prompts."""
+    given = dict(each.lstrip("+~").partition("=")[::2] for each in arguments)
+    target = given.get("model.target", "null").strip("'\"")
+    texts = any(key == "data" or key.startswith(TEXTS) for key in given)
+    return target != "null" and not is_shipped(target) and not texts and not given.get("model")
+
+
+def argument(key: str, value: Any) -> str:
+    """Write a key and a value as an argument that Hydra reads as they are."""
+    if isinstance(value, str):
+        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _is_source(value: str) -> bool:
@@ -105,7 +122,7 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     template = template or question_template(rows, source, key)
     rendered = RowTemplate(template, source, key)
     texts, notes = distinct(rows, rendered)
-    _show(
+    show(
         f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",
         texts[:3],
         notes,
@@ -119,12 +136,16 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
     return len(texts), template
 
 
-def _show(
-    title: str, texts: Sequence[str], notes: Counter[tuple[str, str]], columns: Sequence[str]
+def show(
+    title: str,
+    texts: Sequence[str],
+    notes: Counter[tuple[str, str]] | None = None,
+    columns: Sequence[str] = (),
 ) -> None:
     """Print the first texts in a frame, with what is left out or not used of all, `columns` too."""
     console.print(title, soft_wrap=True)
-    lines = [*told(notes), *[f"columns not used: {', '.join(columns)}"] * bool(columns)]
+    lines = told(notes or Counter())
+    lines += [f"columns not used: {', '.join(columns)}"] * bool(columns)
     parts = [*map(shortened, texts), *["\n".join(lines)] * bool(lines)]
     framed("the first", Text("\n─\n".join(parts)))
 
@@ -199,7 +220,7 @@ def _fit_dialogues(config: Config) -> None:
     dialogues, skipped = read_dialogues(own, config.seed)
     notes = Counter({(LEFT_OUT, reason): number for reason, number in skipped.items()})
     notes.update((UNUSED, name) for one in dialogues for name in one.unused)
-    _show(
+    show(
         f"{own.source}: {len(dialogues)} dialogues",
         [str(Conversation(one.messages)) for one in dialogues[:3]],
         notes,

@@ -1,10 +1,11 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -13,7 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
+from nde_talf.data.dialogues.self_made import first_token, user_turn
 from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.text.conversation import USER, question_keys
 from nde_talf.data.text.corpus import (
     load_documents,
     load_mixture,
@@ -32,34 +35,41 @@ from nde_talf.data.text.pair import (
     test_splits,
 )
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
-from nde_talf.data.text.prompts import Prompt, encode_prompts, prompts_from_documents
-from nde_talf.data.text.settings import ANSWERS, STANDARD_LIBRARY
+from nde_talf.data.text.prompts import (
+    Prompt,
+    encode_prompts,
+    make_prompt,
+    prompts_from_documents,
+)
+from nde_talf.data.text.settings import ANSWERS, SELF, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import ChatTemplate, check_ids, load_tokenizer
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import track, working
+from nde_talf.decoding.common.progress import working
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.loading import read_config
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.precision import type_of_draft
 from nde_talf.decoding.static import MARGIN
 from nde_talf.draft_training.recipe import OPENING
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
+from nde_talf.pipelines.answers import SelfMade, continued, sampled
 from nde_talf.pipelines.checks import sources
 from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig
-from nde_talf.pipelines.own_data import framed, shortened
+from nde_talf.pipelines.own_data import framed, shortened, show
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, tracked
 
-T = TypeVar("T")
+SHOWN = 10
+"""Self-made texts that are shown."""
 HELD_OUT_ROWS = 32  # rows of held-out text that the figures are computed on
 ANSWERED, EPOCHS = 256, 16
 """Answers to learn from at least, and times that a draft for a given target sees them all."""
-ANSWER, AT_ONCE = 128, 64
-"""Tokens of an answer at most, and answers sampled together."""
+TURN = 128
+"""Tokens of a self-made user's turn, at most."""
 SPECIAL = 4
 """Tokens that a tokenizer puts around a prompt at most."""
 
@@ -152,11 +162,13 @@ def _shipped_text(config: Config) -> _Text:
     return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
 
 
-def _text(config: Config) -> _Text:
-    """Read the corpus and hold documents out of it."""
+def _text(config: Config, documents: Dataset | None = None) -> _Text:
+    """Read the corpus, or take `documents`, and hold some of them out."""
     data, length, given = config.data, config.model.length, bool(config.model.target)
     with working("reading the text"):
-        if data.mix:
+        if documents:
+            pass
+        elif data.mix:
             documents = load_mixture(data.mix)
         else:  # a target that answers own prompts is trained on the standard library
             source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
@@ -195,19 +207,76 @@ def _texts_of(documents: Dataset, column: str, value: Any) -> list[str]:
 
 def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: int) -> _Text:
     """Read text and prompts; a target that is given writes the text that a draft learns from."""
-    given = config.model.target
-    own = given is not None and config.data.source == ANSWERS
-    text = (_own_text if own else _shipped_text if is_shipped(given) else _text)(config)
+    given, source = config.model.target, config.data.source
+    own = given is not None and source in (ANSWERS, SELF)
+    engine = cache(lambda: _engine(config, models[0]))
+    if own and source == SELF:
+        text = _self_made(config, folder, models[0].max_context, engine)
+        own = bool(text.tokenizer.chat_template)
+    else:
+        text = (_own_text if own else _shipped_text if is_shipped(given) else _text)(config)
     if config.data.sets:
         text.prompts = set_prompts(config, text.tokenizer, context)
     text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
-        _answer(config, folder, text, models[0])
-    elif config.model.draft == DISTIL:
+        _answer(config, folder, text, models[0].max_context, engine)
+    elif config.model.draft == DISTIL and source != SELF:
         store, rows = TraceStore(folder / "answers", "train"), spread(text.train, _answers(config))
-        own_rows = continued(store, models[0], rows, config.seed, text.tokenizer.eos_token_id)
+        most = min(config.data.answer_tokens, models[0].max_context - OPENING)
+        end, size = text.tokenizer.eos_token_id, config.engine.batch
+        own_rows = continued(store, engine, rows, config.seed, end, most, size)
         text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text
+
+
+def _self_made(
+    config: Config, folder: Path, context: int, engine: Callable[[], TransformersEngine]
+) -> _Text:
+    """Let the target write its prompts, or without a chat template all text, which it continues."""
+    data, tokenizer = config.data, shared_tokenizer(config.model)
+    made, size = data.self_made, config.engine.batch
+    chat = bool(tokenizer.chat_template)
+    if chat and data.sets:
+        return _own_text(config)
+    opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
+    kind, most = ("questions", TURN) if chat else ("texts", config.model.length)
+    longest = min(made.tokens or most, context - len(opening.tokens))
+    texts = SelfMade(
+        TraceStore(folder / kind, kind),
+        engine,
+        tokenizer,
+        opening,
+        made.setting,
+        longest,
+        size,
+        config.seed,
+    ).texts(data.prompt_count if chat else made.count)
+    if not chat:
+        begun = tokenizer.decode(opening.tokens)
+        show(f"no chat template: the target writes text after {begun!r}", texts[:SHOWN])
+        names = [f"{at}" for at in range(len(texts))]
+        return _text(config, Dataset.from_dict({"name": names, "text": texts}))
+    show("questions that the target asks itself", texts[:SHOWN])
+    text = _own_text(config)
+    chat_template = ChatTemplate(tokenizer, "model.target")
+    for question in texts:
+        turn = [{"role": USER, "content": question}]
+        prompt = chat_template.render(turn, add_generation_prompt=True)
+        text.prompts.append(make_prompt(SELF, prompt, True, question_keys(turn)[-1]))
+    return text
+
+
+def _engine(config: Config, target: CausalModel) -> TransformersEngine:
+    """Return what samples from the target, loaded again where it answers in another type."""
+    model, dtype, where = config.model, answers_type(config), target.module.name_or_path
+    if where and dtype != model.dtype:
+        (target,) = load_models([where], model.device, dtype, *model.placed[2:])
+    return TransformersEngine(target, config.engine.batch)
+
+
+def answers_type(config: Config) -> str:
+    """Return the type that answers to learn from are sampled in."""
+    return type_of_draft(config.engine.dtype, config.model.dtype, config.model.device)
 
 
 def _own_text(config: Config) -> _Text:
@@ -237,21 +306,36 @@ def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int
     return load_sets(sets, config.data.prompt_count, config.seed, tokenizer)
 
 
-def _answer(config: Config, folder: Path, text: _Text, target: CausalModel) -> None:
+def _answer(
+    config: Config,
+    folder: Path,
+    text: _Text,
+    context: int,
+    engine: Callable[[], TransformersEngine],
+) -> None:
     """Replace the rows of `text` by what the target writes after its prompts.
 
-    Prompts of the test split are left out, and the last third of the others is held out.
+    Prompts of the test split are left out, and the last third of the others is held out. Where a
+    head learns from dialogues, and no draft is distilled, no text to learn from is written.
     """
-    splits = test_splits(text.prompts, config.data.test_prompts)
+    data, length, end = config.data, config.model.length, text.tokenizer.eos_token_id
+    splits = test_splits(text.prompts, data.test_prompts)
     traced = [p.tokens for p, split in zip(text.prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
     sides = {"train": traced[:first], "held_out": traced[first:]}
-    end, length = text.tokenizer.eos_token_id, config.model.length
-    rows, counts = {}, {"train": _answers(config), "held_out": ANSWERED // 4}
+    counts = {"train": _answers(config), "held_out": (data.answers or ANSWERED) // 4}
+    if (config.dialogues.source or data.source == SELF) and not config.model.trained:
+        counts["train"] = 0
+    rows, most = {}, min(data.answer_tokens, context - max(map(len, traced)))
     for side, asked in sides.items():
-        repeated = asked * -(-counts[side] // len(asked))
+        if not counts[side]:
+            console.print("the head learns from dialogues: no other text is sampled to learn from")
+            rows[side] = torch.zeros(0, length).long()
+            continue
+        repeated = (asked * -(-counts[side] // len(asked)))[: counts[side]]
         store = TraceStore(folder / "answers", side)
-        rows[side] = in_rows(_sampled(store, target, repeated, config.seed), end, length)
+        texts = sampled(store, engine, repeated, config.seed, most, config.engine.batch)
+        rows[side] = in_rows(texts, end, length)
     text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
     text.domains = {}
 
@@ -260,47 +344,7 @@ def _answers(config: Config) -> int:
     """Count the answers to learn from; a draft for a given target sees them `EPOCHS` times."""
     model, tokens = config.model, config.model.draft_lm.batch * config.model.length
     rows = model.draft_lm.steps * tokens if model.draft == DISTIL else 0
-    return max(ANSWERED, rows // (EPOCHS * ANSWER))
-
-
-def continued(
-    store: TraceStore, target: CausalModel, rows: Tensor, seed: int, end: int, most: int = ANSWER
-) -> Tensor:
-    """Return rows, as long as `rows`, of texts that the target writes after their first tokens.
-
-    Half of them are sampled at temperature 1 and half at 0.6. end: the token between two texts;
-    most: tokens of a text that are sampled.
-    """
-    texts = _sampled(store, target, rows[:, :OPENING].tolist(), seed, (1.0, 0.6), most)
-    return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
-
-
-def _sampled(
-    store: TraceStore,
-    target: CausalModel,
-    prompts: list[list[int]],
-    seed: int,
-    temperatures: Sequence[float] = (1.0,),
-    most: int = ANSWER,
-) -> list[list[int]]:
-    """Sample a text of at most so many tokens after each prompt.
-
-    Texts are written in shards, which take the temperatures in turn; a killed run goes on.
-    """
-    engine, shards = TransformersEngine(target), shards_of(store, prompts, AT_ONCE)
-    for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
-        if not store.holds(name):
-            new = min(most, target.max_context - max(map(len, shards[name])))
-            setting = SamplingSetting(temperatures[i % len(temperatures)])
-            tokens = engine.sample(shards[name], setting, new, seed * 1_009 + i)
-            store.write(name, {"tokens": tokens})
-    return [tokens for name in shards for tokens in store.lists(name)["tokens"]]
-
-
-def shards_of(store: TraceStore, asked: list[T], size: int) -> dict[str, list[T]]:
-    """Return what is asked in each shard of answers, by its name in the store."""
-    parts = [asked[start : start + size] for start in range(0, len(asked), size)]
-    return {store.name(i, len(parts)): part for i, part in enumerate(parts)}
+    return config.data.answers or max(ANSWERED, rows // (EPOCHS * config.data.answer_tokens))
 
 
 def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -360,7 +404,8 @@ def _train(
         out = folder / role
         if role == "draft" and "target" in trained and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            _answer(config, folder, text, target)
+            engine = partial(_engine, config, target)
+            _answer(config, folder, text, target.max_context, engine)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")

@@ -15,7 +15,7 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.cli import presets, unquoted
 from nde_talf.pipelines.finished import COMMAND, NAME, read_record
-from nde_talf.pipelines.own_data import in_full
+from nde_talf.pipelines.own_data import in_full, without_data
 
 OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints", "sweep")
 """Keys that a later command does not take from the record."""
@@ -70,6 +70,10 @@ def completed(arguments: Sequence[str]) -> list[str]:
     of_base = read_record(root / base) if base and NAME.fullmatch(base) else {}
     recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))
     complete = merged(recorded, given)
+    if without_data(complete):
+        console.print("no data is given: the target writes text itself (data=self)")
+        complete.insert(0, "data=self")
+        given.append("data=self")
     if taken := [shown(each) for each in complete if each not in given]:
         whose = f"run={name}" + f" and base={base}" * bool(base)
         console.print(f"from the record of {whose}: {' '.join(taken)}", style="dim")

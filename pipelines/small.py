@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import spread
 from nde_talf.data.text.recipe import Text as Rows
 from nde_talf.data.text.recipe import prepared
@@ -51,11 +52,11 @@ from nde_talf.draft_training.recipe import (
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.trainer import train_rows
+from nde_talf.pipelines.answers import continued
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.draft import export_head
 from nde_talf.pipelines.lock import locked
-from nde_talf.pipelines.pair import continued
 from nde_talf.pipelines.tracking import tracked
 
 TEXT_ROWS = 49_152
@@ -199,7 +200,8 @@ def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
     dtype = "bfloat16" if native_bfloat16(device) else "float32"
     model, store = CausalModel.load(str(target), device.type, dtype), TraceStore(folder)
     end = min(model.ends, default=0)
-    return continued(store, model, rows[:count], 0, end, rows.shape[1] - OPENING)
+    engine, most = TransformersEngine(model), rows.shape[1] - OPENING
+    return continued(store, lambda: engine, rows[:count], 0, end, most)
 
 
 def _draft(config: SmallConfig, text: Rows) -> None:

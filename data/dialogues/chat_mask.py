@@ -53,6 +53,9 @@ class ChatEncoder:
         self.chat = ChatTemplate(tokenizer, f"{KEY}.chat_template", template, options)
         probe = [{"role": USER, "content": PROBE}]
         self._special = special_tokens(tokenizer)
+        # An added token may be a word of answers, as Qwen 3's <think> is.
+        plain = {str(t) for t in tokenizer.added_tokens_decoder.values() if not t.special}
+        self._reserved = {*self._special} - plain
         try:
             self._answer([*probe, {"role": ASSISTANT, "content": PROBE}])
         except UnsuitedError as error:
@@ -64,6 +67,12 @@ class ChatEncoder:
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Encode `messages` and what the template puts before the next answer."""
         return ids_of(self.chat.render(messages, add_generation_prompt=True), self.tokenizer)
+
+    def around_user(self) -> tuple[str, str]:
+        """Return the text before a user's first turn, and that between it and its answer."""
+        text = self.chat.render([{"role": USER, "content": PROBE}], add_generation_prompt=True)
+        before, _, after = text.partition(PROBE)
+        return before, after
 
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
@@ -78,6 +87,9 @@ class ChatEncoder:
             UserError: the template ends no turn with a special token.
         """
         messages, cut, tools = dialogue.messages, dialogue.cut, dialogue.tools
+        said = "\n".join(m["content"] for m in messages if m["role"] == ASSISTANT)
+        if any(token in said for token in self._reserved):
+            raise UnsuitedError("whose answers hold special tokens")
         whole = self.chat.render(messages, tools)
         self.unused.update([*dialogue.unused, *self.chat.left_out(messages, tools)])
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]

@@ -8,7 +8,7 @@ or where shards go.
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count, takewhile
+from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message, UnsuitedError
@@ -46,7 +46,6 @@ def regenerate(
     made = [replace(one, messages=_said(one, by_system=True)) for one in dialogues]
     questions = [_said(one, by_system=False) for one in dialogues]
     going_on: Iterable[int] = range(len(dialogues))
-    special = {*encoder.tokenizer.all_special_ids}  # the model may not know the end of its turn
     for turn in count():
         asked = {}
         for i in (each for each in going_on if turn < len(questions[each])):
@@ -58,7 +57,7 @@ def regenerate(
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
         going_on = []
         for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
-            answer = [*takewhile(lambda token: token not in special, tokens[len(prompt) :])]
+            answer = tokens[len(prompt) :]
             cut = len(answer) == new_tokens  # an end of text would have been dropped
             text = encoder.tokenizer.decode(answer, clean_up_tokenization_spaces=False).strip()
             if text:

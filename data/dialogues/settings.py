@@ -12,7 +12,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
     Amount,
-    Count,
     Fraction,
     LongText,
     Natural,
@@ -70,8 +69,6 @@ class DialogueConfig:
     """With regenerate: min-p of the answers; 0: off."""
     new_tokens: Tokens = 512
     """With regenerate: maximum number of tokens of an answer."""
-    shard: Count = 64
-    """With regenerate: dialogues answered together; an interrupted run loses at most one shard."""
 
     def __post_init__(self) -> None:
         if self.regenerate:

@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nde_talf.decoding.common.settings import Few, Share, one_of, settings
+from nde_talf.decoding.common.settings import Count, Few, Share, one_of, settings
+from nde_talf.decoding.names import DTYPES
 
 
 @settings("engine")
@@ -19,6 +20,12 @@ class EngineConfig:
     """vLLM: fraction of a GPU's memory to use."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
     """vLLM: longest sequence in tokens; null: what is needed, up to the model's own limit."""
+    dtype: Annotated[str, one_of(("auto", *DTYPES))] = "auto"
+    """Type in which answers to learn from are sampled. auto: model.dtype, but bfloat16 in place of
+    float32 where the machine multiplies it itself.
+    """
+    batch: Count = 128
+    """transformers: texts that are sampled together. More is faster, and takes more memory."""
     workers: Few = 1
     """1: trace in this process; more: Ray actors, on this machine or on a cluster (ray.address)."""
     gpus: Annotated[float, Field(ge=0, le=1024)] | None = None

@@ -1,25 +1,36 @@
 """Engines sample text: token ids go in and come out. That of transformers is for every machine."""
 
-from itertools import chain, takewhile
+from collections.abc import Collection
+from itertools import chain, groupby, takewhile
 from typing import Any, Protocol
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
+from nde_talf.data.engines.batch import sample_batch
 from nde_talf.decoding.common.micro_batch import MicroBatch
+from nde_talf.decoding.common.progress import activity
 from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling import Rng, SamplingSetting
+
+AT_ONCE = 128
+"""Texts that are sampled together, unless engine.batch says otherwise."""
 
 
 class Engine(Protocol):
     """A model that samples. The same seed gives the same tokens."""
 
     def sample(
-        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+        self,
+        prompts: list[list[int]],
+        setting: SamplingSetting,
+        new_tokens: int,
+        seed: int,
+        ends: Collection[int] = (),
     ) -> list[list[int]]:
         """Continue each prompt by up to `new_tokens` tokens.
 
-        A text ends before the first of the model's end tokens (`nde_talf.decoding.end_tokens`).
+        A text ends before the first of the model's end tokens (`nde_talf.decoding.end_tokens`) or
+        of `ends`.
         """
 
     def close(self) -> None:
@@ -32,43 +43,74 @@ def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
     return {"do_sample": True, **warped} if setting.temperature > 0 else {"do_sample": False}
 
 
-class TransformersEngine:
-    """Samples from a `CausalModel` with transformers' `generate`.
+def _seed(seed: int, row: int) -> int:
+    """Return the seed of a row's generator."""
+    return (seed * 1_000_003 + row) % (1 << 62)
 
-    Prompts are left-padded into one batch, or into several where memory does not hold one.
+
+class TransformersEngine:
+    """Samples from a `CausalModel`, `at_once` texts together, or fewer if memory is short.
+
+    Prompts of about one length go together. A model without masks for trees, such as one with a
+    recurrent state, samples by transformers' `generate`.
     """
 
-    def __init__(self, model: CausalModel):
-        self.model, self._batch = model, MicroBatch(1 << 30)  # all at once, if they fit
+    def __init__(self, model: CausalModel, at_once: int = AT_ONCE):
+        self.model, self._batch = model, MicroBatch(at_once)
 
     @torch.inference_mode()
     def sample(
-        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+        self,
+        prompts: list[list[int]],
+        setting: SamplingSetting,
+        new_tokens: int,
+        seed: int,
+        ends: Collection[int] = (),
     ) -> list[list[int]]:
         """Continue each prompt, see `Engine.sample`."""
-        stops = self.model.ends
+        order = sorted(range(len(prompts)), key=lambda at: (-len(prompts[at]), prompts[at]))
+        stops = self.model.ends | frozenset(ends)
+        with activity("texts", len(prompts), "text") as now:
 
-        def some(at: slice) -> list[list[int]]:
-            rows = [torch.tensor(prompt) for prompt in prompts[at]]
-            ids, mask = (
-                pad_sequence(each, batch_first=True, padding_side="left").to(self.model.device)
-                for each in (rows, [torch.ones_like(row) for row in rows])
-            )
-            # All devices, as without; but then torch warns of several.
-            with torch.random.fork_rng(range(torch.cuda.device_count())):
-                torch.manual_seed(seed + 1_000_003 * at.start)
-                texts = self.model.module.generate(
+            def tell(texts: int, tokens: int) -> None:
+                now.done, now.tokens = now.done + texts, now.tokens + tokens
+
+            def some(at: slice) -> list[list[int]]:
+                rows = order[at]
+                asked = [prompts[row] for row in rows]
+                if self.model.form != "masks":
+                    return self._generate(asked, setting, new_tokens, _seed(seed, rows[0]), stops)
+                rngs = [Rng.seeded(_seed(seed, row)) for row in rows]
+                return sample_batch(self.model, asked, setting, new_tokens, rngs, stops, tell)
+
+            sampled = chain(*self._batch.run(len(prompts), some))
+        texts = dict(zip(order, sampled, strict=True))
+        return [prompt + texts[row] for row, prompt in enumerate(prompts)]
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        setting: SamplingSetting,
+        new_tokens: int,
+        seed: int,
+        stops: frozenset[int],
+    ) -> list[list[int]]:
+        """Sample by transformers' `generate`, prompts of one length together."""
+        texts: list[list[int]] = []
+        # All devices, as without; but then torch warns of several.
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            for length, same in groupby(prompts, len):
+                ids = torch.tensor([*same], device=self.model.device)
+                texts += self.model.module.generate(
                     input_ids=ids,
-                    attention_mask=mask,
+                    attention_mask=torch.ones_like(ids),
                     max_new_tokens=new_tokens,
                     eos_token_id=sorted(stops) or None,
                     pad_token_id=min(stops, default=0),
                     **sampling_options(setting),
-                )[:, ids.shape[1] :].tolist()
-            return [[*takewhile(lambda token: token not in stops, text)] for text in texts]
-
-        parts = self._batch.run(len(prompts), some)
-        return [prompt + text for prompt, text in zip(prompts, chain(*parts), strict=True)]
+                )[:, length:].tolist()
+        return [[*takewhile(lambda token: token not in stops, text)] for text in texts]
 
     def close(self) -> None:
         """Nothing to do: the model belongs to whoever made it."""

@@ -6,7 +6,7 @@ from vLLM's logprob objects.
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -41,7 +41,12 @@ class VLLMEngine:
         self._stops = stops_of(folder)
 
     def sample(
-        self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int
+        self,
+        prompts: list[list[int]],
+        setting: SamplingSetting,
+        new_tokens: int,
+        seed: int,
+        ends: Collection[int] = (),
     ) -> list[list[int]]:
         """Continue each prompt, see `Engine.sample`."""
         model = self._model
@@ -54,13 +59,14 @@ class VLLMEngine:
                 " limit), or take shorter prompts."
             )
         seeds = [(seed * 1_000_003 + i) % (1 << 62) for i in range(len(prompts))]
-        asked = [sampling_params(setting, new_tokens, s, stop_token_ids=self._stops) for s in seeds]
+        stops = sorted({*self._stops, *ends})
+        asked = [sampling_params(setting, new_tokens, s, stop_token_ids=stops) for s in seeds]
         with self._errors():
             outputs = model.generate(
                 [{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False
             )
         texts = [list(output.outputs[0].token_ids) for output in outputs]
-        texts = [text[:-1] if text and text[-1] in self._stops else text for text in texts]
+        texts = [text[:-1] if text and text[-1] in stops else text for text in texts]
         return [[*prompt, *text] for prompt, text in zip(prompts, texts, strict=True)]
 
     def close(self) -> None:

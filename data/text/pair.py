@@ -318,7 +318,8 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
 
 def narrow(rows: Tensor) -> Tensor:
     """Return token ids in two bytes each where they fit, or else in four."""
-    return rows.to(torch.int16 if int(rows.max()) < 1 << 15 else torch.int32).contiguous()
+    largest = int(rows.max()) if len(rows) else 0
+    return rows.to(torch.int16 if largest < 1 << 15 else torch.int32).contiguous()
 
 
 def test_splits(prompts: list[Prompt], test: int) -> list[str]:

@@ -10,15 +10,18 @@ from pydantic import Field
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
+    Amount,
     Count,
     Fraction,
     LongText,
     Part,
     Place,
+    Share,
     Text,
     Tokens,
     settings,
 )
+from nde_talf.decoding.setting import SamplingSetting
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard
@@ -26,6 +29,8 @@ library.
 """
 ANSWERS = "answers"
 """The `source` of text that the target writes after the prompts."""
+SELF = "self"
+"""The `source` of text that the target writes without any data."""
 BUILT_IN = {
     STANDARD_LIBRARY: "Python code",
     "pydoc": "Python's manual",
@@ -116,6 +121,25 @@ class PromptSet:
     """Several sources in place of one, used in equal parts."""
 
 
+@settings("data.self_made")
+class SelfMadeConfig:
+    """With data=self: text that the target writes without any data."""
+
+    count: Annotated[int, Field(ge=2, le=MANY)] = 1000
+    """Dialogues that a chat model makes, or texts that a base model writes, to learn from."""
+    tokens: Tokens | None = None
+    """Tokens of a user's turn or a text, at most; null: 128 of a turn, model.length of a text."""
+    temperature: Amount = 1.0
+    """Temperature of users' turns, and of a base model's texts."""
+    top_p: Share = 0.9
+    """Top-p of users' turns, and of a base model's texts."""
+
+    @property
+    def setting(self) -> SamplingSetting:
+        """Sampling setting of users' turns, and of a base model's texts."""
+        return SamplingSetting(self.temperature, self.top_p)
+
+
 @settings("data")
 class DataConfig:
     """The text that the pair learns from, and the prompts that are traced and decoded."""
@@ -123,7 +147,7 @@ class DataConfig:
     source: Place = STANDARD_LIBRARY
     """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this
     project), a .txt, .jsonl or .parquet file, a folder of such, or a hub dataset; answers: what the
-    target writes after the prompts of data.sets.
+    target writes after the prompts of data.sets; self: what it writes without any.
     """
     column: Text = "text"
     """Column of the source that holds the text."""
@@ -135,6 +159,14 @@ class DataConfig:
     """Fraction of the documents that prompts and held-out figures come from."""
     sets: dict[str, PromptSet] = field(default_factory=dict)
     """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
+    answers: Annotated[int, Field(ge=4, le=MANY)] | None = None
+    """With source=answers: texts that the target writes to learn from; null: 256, and for a draft
+    that is distilled as many as it sees 16 times. A quarter of the number is written to hold out.
+    """
+    answer_tokens: Tokens = 128
+    """Tokens of such a text, at most."""
+    self_made: SelfMadeConfig = field(default_factory=SelfMadeConfig)
+    """With source=self: how much is written, and how."""
     prompt_count: Annotated[int, Field(ge=2, le=MANY)] = 120
     """Number of prompts, those to trace and those to decode together."""
     test_fraction: Part = 1 / 3

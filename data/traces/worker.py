@@ -187,7 +187,7 @@ class Tracer:
 
     def _engine(self) -> Engine:
         if self.engine.name == "transformers":
-            return TransformersEngine(self.models[0])
+            return TransformersEngine(self.models[0], self.engine.batch)
         if self._vllm is None:
             self.close()
             self._vllm = VLLMEngine(self.pair.where("target"), self.config.dtype, self.engine)

@@ -96,29 +96,41 @@ def working(title: str) -> Iterator[None]:
 
 @dataclass
 class Activity:
-    """Something that is going on; `total` is 0 where it cannot be counted."""
+    """Something that is going on; `total` is 0 where it cannot be counted.
+
+    tokens: that were made so far; 0 where none are.
+    """
 
     title: str
     total: int = 0
     unit: str = ""
-    done: int = 0
+    done: float = 0
+    tokens: int = 0
     note: str = ""
     """Figures at the end of the line."""
 
     def __post_init__(self) -> None:
         self.begun, self._before = time.monotonic(), self.done
 
-    def line(self) -> str:
-        """Say what is done, how long it took, and how long the rest will take at this rate."""
+    def line(self, within: "Activity | None" = None) -> str:
+        """Say what is done, how long it took, and how long the rest will take at this rate.
+
+        within: an activity inside this one, of a shard where shards are counted.
+        """
         seconds = time.monotonic() - self.begun
         line = f"{self.title}: "
         if self.total:
             line += f"{self.done} of {self.total} {self.unit}s, "
         line += f"{duration(seconds)} so far"
-        if self.done > self._before:
-            left = seconds / (self.done - self._before) * (self.total - self.done)
+        part = within.done / within.total if within and self.unit == "shard" else 0
+        done = self.done + part
+        if done > self._before:
+            left = seconds / (done - self._before) * (self.total - done)
             line += f", about {duration(left)} to go"
-        return line + self.note
+        if self.tokens:
+            line += f", {self.tokens / seconds:.0f} tokens/s"
+        line += self.note
+        return f"{line}; {within.line()}" if within else line
 
 
 _activities: list[Activity] = []
@@ -137,16 +149,17 @@ def activity(title: str, total: int = 0, unit: str = "", done: int = 0) -> Itera
 
 @contextmanager
 def reporting(stage: str) -> Iterator[None]:
-    """Print a line on the innermost activity every so often, where there is no terminal."""
-    if console.is_terminal:
-        yield
-        return
+    """Print a line on what is going on every so often.
+
+    On a terminal, where bars show the rest, there is one only while tokens are made.
+    """
     ended = Event()
 
     def report() -> None:
         while not ended.wait(EVERY):
-            now = _activities[-1:]  # one copy: the other thread may remove it
-            console.print(f"{stage}, {now[0].line()}" if now else whole.line())
+            now = _activities[-2:]  # one copy: the other thread may remove it
+            if not console.is_terminal or (now and now[-1].tokens):
+                console.print(f"{stage}, {now[0].line(*now[1:])}" if now else whole.line())
 
     whole = Activity(stage)
     thread = Thread(target=report, daemon=True)

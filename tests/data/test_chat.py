@@ -193,3 +193,13 @@ def test_tokenizers_that_put_a_blank_before_words_keep_the_boundary_of_the_promp
     runs = counted(encoder, document)
     assert [text.strip() for _, text in runs] == [f"{answer} </s>" for _, answer in turns]
     assert document.tokens[: runs[0][0]] == encoder.prompt(dialogue(turns).messages[:1])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_answer_with_a_special_token_inside_is_skipped(cut):
+    tokenizer = family_tokenizer("qwen2", ["Why is it so?"])
+    tokenizer.add_tokens(["<think>"])
+    encoder = ChatEncoder(tokenizer)
+    for answer, suited in (("So <|im_start|> it is.", False), ("<think> So it is.", True)):
+        turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": answer}]
+        assert len(encode_dialogues(encoder, [Dialogue("x", turns, cut)])[0]) == suited

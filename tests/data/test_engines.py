@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections import Counter
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.evaluation.law import p_value
+from tests.decoding.families import BRANCHES, FAMILIES, module
 from tests.decoding.pairs import tiny_model
 from tests.vllm_process import in_process
 
@@ -79,15 +81,33 @@ def test_an_end_of_text_ends_a_text(model, monkeypatch):
 
 
 def test_what_memory_does_not_hold_is_sampled_in_parts(model, monkeypatch):
-    def short(**given):
-        if len(given["input_ids"]) > 1:
-            raise MemoryError
-        return generate(**given)
+    """A row's text is the same in any batch, and repeated prompts have texts of their own."""
 
-    engine, generate = TransformersEngine(model), model.module.generate
-    whole = engine.sample(PROMPTS, GREEDY, 6, 0)
-    monkeypatch.setattr(model.module, "generate", short)
-    assert engine.sample(PROMPTS, GREEDY, 6, 0) == whole
+    asked, room = [*PROMPTS, *PROMPTS], SimpleNamespace(available=64 * 2 * 2 * 4 * 3 * 14)
+    whole = TransformersEngine(model).sample(asked, SETTINGS[0], 6, 0)
+    assert len({tuple(text) for text in whole}) == len(asked)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: room)  # of three rows of 14 tokens
+    engine = TransformersEngine(model, 5)
+    assert engine.sample(asked, SETTINGS[0], 6, 0) == whole and engine._batch.size == 2
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma-3n", "bloom"])
+def test_every_row_of_a_batch_is_the_text_of_its_prompt_alone(family):
+    model = CausalModel(module(*(FAMILIES | BRANCHES)[family]), family)
+    assert (model.form == "masks") == (family != "bloom")
+    model.module.generation_config.eos_token_id = [*range(0, 50, 9)]
+    draws = torch.Generator().manual_seed(0)
+    asked = [torch.randint(1, 50, (n,), generator=draws).tolist() for n in (3, 20, 7, 30, 1)]
+    asked += [[*asked[3][:10], 5, 6], asked[3][:10], asked[3]]
+    texts = TransformersEngine(model, 7).sample(asked, GREEDY, 24, 0)
+    for prompt, text in zip(asked, texts, strict=True):
+        alone = [*prompt]
+        while len(alone) < len(prompt) + 24:
+            token = int(model.module(torch.tensor([alone]), use_cache=False).logits[0, -1].argmax())
+            if token in model.ends:
+                break
+            alone.append(token)
+        assert text == alone
 
 
 def test_vllm_stops_at_the_end_of_text_of_the_folder_and_has_to_be_installed(tmp_path, monkeypatch):

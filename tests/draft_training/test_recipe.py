@@ -108,12 +108,11 @@ def test_a_paused_training_waits_and_goes_on(tmp_path):
 def test_the_targets_own_texts_are_written_once(tmp_path, monkeypatch):
     """They fill rows of the same length, and are read when they are there."""
 
-    monkeypatch.setattr("nde_talf.pipelines.pair.AT_ONCE", 2)
     target, texts = tmp_path / "target", tmp_path / "texts"
     build_llama(settings(max_length=48), VOCABULARY).save_pretrained(target)
     prefixes = torch.arange(192).view(4, 48).remainder(VOCABULARY).to(torch.int16)
     written = samples(target, texts, prefixes, 4)
     assert written.dtype == torch.int16 and written.shape[1] == 48
     assert torch.equal(written[0, 1 : 1 + OPENING], prefixes[0, :OPENING])
-    monkeypatch.delattr("nde_talf.pipelines.pair.TransformersEngine.sample")
+    monkeypatch.delattr("nde_talf.pipelines.small.TransformersEngine.sample")
     assert torch.equal(samples(target, texts, prefixes, 4), written)

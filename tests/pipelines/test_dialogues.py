@@ -11,6 +11,7 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import Dialogue, in_order
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.dialogues.token_rows import PADDING, TokenRows
+from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.conversation import question_keys
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -53,8 +54,9 @@ def config(folders, **options) -> Config:
     ]
     rows = [{"conversations": each} for each in (*turns, turns[0][1:])]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sizes = {"length": LENGTH, "held_out": 0.3, "new_tokens": NEW_TOKENS, "shard": 8}
-    return Config(dialogues=DialogueConfig(**{"source": str(source), **sizes, **options}))
+    sizes = {"length": LENGTH, "held_out": 0.3, "new_tokens": NEW_TOKENS}
+    dialogues = DialogueConfig(**{"source": str(source), **sizes, **options})
+    return Config(dialogues=dialogues, engine=EngineConfig(batch=8))
 
 
 def said(rows: TokenRows, tokenizer) -> list[str]:

@@ -22,6 +22,7 @@ from nde_talf.pipelines.pair import _read
 from nde_talf.pipelines.small import SmallConfig, run
 from nde_talf.pipelines.streaming import table_here
 from nde_talf.selector.latency import LatencyTable
+from tests.draft_training.heads import tiny_target
 
 
 def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
@@ -31,9 +32,9 @@ def test_a_missing_part_of_the_shipped_pair_is_named(tmp_path):
 
 
 def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("nde_talf.pipelines.pair._sampled", lambda *_: [[1] * 600] * 9)
+    monkeypatch.setattr("nde_talf.pipelines.answers.sampled", lambda *_: [[1] * 600] * 9)
     config = composed(Config, "model=small", "model.draft=distil", "model.length=256")
-    assert _read(config, tmp_path, [None], 512).for_draft.shape[1] == 512
+    assert _read(config, tmp_path, [tiny_target()], 512).for_draft.shape[1] == 512
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""Text that a target samples: answers to prompts, continuations, and text without any data.
+
+It is written in shards, so that a killed run goes on, and shards that are there are read.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
+from nde_talf.data.engines.transformers import AT_ONCE, Engine
+from nde_talf.data.text.tokenizer import in_rows
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import activity, console, track
+from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.draft_training.recipe import OPENING
+
+T = TypeVar("T")
+FIRST, LEAST = 50, 0.02
+"""Samples after which it is looked at how many can be used, and the share that has to be."""
+
+
+def continued(
+    store: TraceStore,
+    engine: Callable[[], Engine],
+    rows: Tensor,
+    seed: int,
+    end: int,
+    most: int,
+    size: int = AT_ONCE,
+) -> Tensor:
+    """Return rows, as long as `rows`, of texts that the target writes after their first tokens.
+
+    Half of them are sampled at temperature 1 and half at 0.6. end: the token between two texts;
+    others: see `sampled`.
+    """
+    texts = sampled(store, engine, rows[:, :OPENING].tolist(), seed, most, size, (1.0, 0.6))
+    return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
+
+
+def sampled(
+    store: TraceStore,
+    engine: Callable[[], Engine],
+    prompts: list[list[int]],
+    seed: int,
+    most: int,
+    size: int,
+    temperatures: Sequence[float] = (1.0,),
+) -> list[list[int]]:
+    """Sample a text of at most `most` tokens after each prompt.
+
+    Texts are written in shards of `size`, which take the temperatures in turn. The engine is made
+    where something has to be sampled.
+    """
+    shards = shards_of(store, prompts, size)
+    for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
+        if not store.holds(name):
+            setting = SamplingSetting(temperatures[i % len(temperatures)])
+            tokens = engine().sample(shards[name], setting, most, seed * 1_009 + i)
+            store.write(name, {"tokens": tokens})
+    return [tokens for name in shards for tokens in store.lists(name)["tokens"]]
+
+
+def shards_of(store: TraceStore, asked: list[T], size: int) -> dict[str, list[T]]:
+    """Return what is asked in each shard of answers, by its name in the store."""
+    parts = [asked[start : start + size] for start in range(0, len(asked), size)]
+    return {store.name(i, len(parts)): part for i, part in enumerate(parts)}
+
+
+@dataclass
+class SelfMade:
+    """Texts that a target writes without any data.
+
+    Attributes:
+        store: takes all that is sampled, in shards of `size`.
+        engine: makes the engine, where something has to be sampled.
+        tokenizer: of the target.
+        opening: what the texts continue; those of a user's turn have to end.
+        setting: how they are sampled.
+        most: tokens of a text, at most.
+        size: of a shard.
+        seed: of the sampling.
+    """
+
+    store: TraceStore
+    engine: Callable[[], Engine]
+    tokenizer: PreTrainedTokenizerBase
+    opening: Opening
+    setting: SamplingSetting
+    most: int
+    size: int
+    seed: int
+
+    def texts(self, wanted: int, known: Iterable[str] = ()) -> list[str]:
+        """Let the target write until `wanted` of its texts can be used.
+
+        Equal arguments give equal texts. Those that cannot be used are counted by reason, and told.
+
+        Args:
+            wanted: number of texts.
+            known: texts that are held out: what is much like them is not used.
+
+        Raises:
+            UserError: hardly any text can be used.
+        """
+        screen = Screen(self.tokenizer, whole=bool(self.opening.closing))
+        for text in known:
+            screen.fault(text, ended=True)
+        texts: list[str] = []
+        reasons: Counter[str] = Counter()
+        with activity(f"{self.store.kind} that the target writes", wanted, "text") as now:
+            for text, ended in self._written():
+                if fault := screen.fault(text, ended):
+                    reasons[fault] += 1
+                else:
+                    texts.append(text)
+                now.done, looked = len(texts), len(texts) + reasons.total()
+                if len(texts) == wanted:
+                    break
+                if looked >= FIRST and len(texts) < LEAST * looked:
+                    raise UserError(_unusable(looked, texts, reasons))
+        self.store.finish()
+        left_out = "".join(f"; {number} {reason}" for reason, number in reasons.most_common())
+        console.print(
+            f"self-made {self.store.kind}: {len(texts)} of {looked} can be used{left_out}"
+        )
+        return texts
+
+    def _written(self) -> Iterator[tuple[str, bool]]:
+        """Yield texts without end, shard after shard, and whether each ended."""
+        store, before = self.store, self.opening.tokens
+        for shard in count():
+            name = f"{store.kind}-{shard:06d}.parquet"
+            if not store.holds(name):
+                seed, asked = self.seed * 1_009 + shard, [before] * self.size
+                made = self.engine().sample(asked, self.setting, self.most, seed, self.opening.ends)
+                store.write(name, {"tokens": [ids[len(before) :] for ids in made]})
+            yield from map(self._read, store.lists(name)["tokens"])
+
+    def _read(self, ids: list[int]) -> tuple[str, bool]:
+        """Return a text without what ends it, and whether it ended."""
+        text = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        head, closed, _ = text.partition(self.opening.closing or text + "\n")
+        return head.rstrip("\ufffd").strip(), bool(closed) or len(ids) < self.most
+
+
+def _unusable(looked: int, texts: list[str], reasons: Counter[str]) -> str:
+    told = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+    advice = "Give data of your own (data=prompts.jsonl)"
+    if reasons[UNFINISHED] * 2 > looked:
+        advice += ", or raise data.self_made.tokens if its turns are long"
+    return (
+        f"data=self: of {looked} texts that the target wrote {len(texts)} can be used ({told})."
+        f" {advice}."
+    )
