@@ -18,6 +18,8 @@ from nde_talf.decoding.model import CausalModel
 
 COVERED = 0.98
 """Share of the text that a draft vocabulary covers where nothing else is asked for."""
+SMALL = 8192
+"""Of fewer tokens none is left out unasked: a level gains little, and a timing would decide it."""
 LEVELS, REPEATS = 4, 5
 
 

@@ -218,7 +218,8 @@ class HeadConfig(TrainingConfig):
     (EAGLE-3's code has 32,000), a share of the text that they cover, or None: all.
 
     auto: 0.98, where the time that this saves a step, as measured when the training begins, is more
-    than it costs in accepted tokens; else all. A warm start keeps the vocabulary that it has.
+    than it costs in accepted tokens; else all, and of targets with less than 8,192 tokens. A warm
+    start keeps the vocabulary that it has.
     """
     warm_start: Place | None = None
     """Folder of an exported head to begin with, in place of random weights."""

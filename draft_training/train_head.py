@@ -25,7 +25,7 @@ from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.checkpoint import resumable
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
-from nde_talf.draft_training.draft_vocab import COVERED, fraction_inside, frequent_tokens, pays
+from nde_talf.draft_training.draft_vocab import COVERED, SMALL, fraction_inside, frequent_tokens, pays
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
@@ -273,7 +273,7 @@ def _vocabulary(
     A training that resumes in `folder` has those that it began with, whatever a timing says now.
     """
     asked = config.draft_vocab
-    if asked is None:
+    if asked is None or (asked == "auto" and target.vocab_size < SMALL):
         return None
     if asked != "auto":
         return frequent_tokens(rows, float(asked), target.vocab_size)

@@ -53,7 +53,7 @@ def test_one_command_makes_everything(finished):
     assert list(results["tables"]) == ["T=0.6", "T=1"]
     for setting, rows in results["tables"].items():
         methods, same = [row["method"] for row in rows], results["same"][setting]
-        assert methods[:2] == [BASELINE, CONTROL] and len(methods) + len(same) == 8
+        assert methods[:2] == [BASELINE, CONTROL] and len(methods) + len(same) == 9
         assert sum("selector" in name for name in (*methods, *same)) == 2
         assert any("TALF" in name for name in methods)
     page = (out / "report/index.html").read_text()
