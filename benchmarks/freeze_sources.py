@@ -1,8 +1,8 @@
-"""Make the frozen list of sources: `python -m benchmarks.freeze_sources data/text/sources.tsv.gz`.
+"""Make the frozen list of sources.
 
-It is made once, before the first step of a training, and committed; made again, it has the same
-packages. Generated files, vendored copies and near-duplicates, on either side of the split and
-across it, are left out.
+`python -m benchmarks.freeze_sources recipes/small/sources.tsv.gz`. It is made once, before the
+first step of a training, and committed; made again, it has the same packages. Generated files,
+vendored copies and near-duplicates, on either side of the split and across it, are left out.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from nde_talf.data.text.corpus import SKIPPED_FOLDERS, by_hash
-from nde_talf.data.text.sources import (
+from recipes.small.sources import (
     PYTHON,
     TOPICS,
     Package,

@@ -22,9 +22,9 @@ from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.recipe import PAUSE, Leg
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import fit_head
+from recipes.small.training import PAUSE, Leg
 
 HELD_OUT = 50
 """Documents to one that is held out."""

@@ -47,7 +47,7 @@ from nde_talf.draft_training.train_head import HeadModule, build_head
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.pipelines.small import TEXT_ROWS, samples
+from recipes.small.steps import TEXT_ROWS, samples
 
 THREE: dict[str, Any] = {"features": "three"}
 WIRINGS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER --draft FOLDER`.
 
-Target and draft, folders that the recipe made (`pipelines/small.py`) or a checkpoint of its stable
+Target and draft, folders that the recipe made (`recipes/small`) or a checkpoint of its stable
 phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
 checksums. `--head FOLDER` adds an exported head, and `--run FOLDER` what a run with model=small
 made: latency table and selectors.
@@ -27,13 +27,13 @@ from nde_talf.data.text.prompts import (
     make_prompt,
     prompts_from_documents,
 )
-from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
-from nde_talf.data.text.sources import CODE, Document, documents, read_frozen
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.files import write_atomically
-from nde_talf.draft_training.recipe import RecipeConfig, weights
 from nde_talf.pipelines.config import TABLE
+from recipes.small.sources import CODE, Document, documents, read_frozen
+from recipes.small.text import prepared
+from recipes.small.training import RecipeConfig, weights
 
 COUNTS = {"code": 240, "manual": 100, "arithmetic": 80, "tables": 80}
 """Held-out prompts by domain."""

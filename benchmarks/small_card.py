@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import shipped_prompts, shipped_rows
-from nde_talf.data.text.recipe import bytes_a_token
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET, shipped
-from nde_talf.data.text.sources import CODE, read_frozen
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import SamplingSetting
+from recipes.small.sources import CODE, read_frozen
+from recipes.small.text import bytes_a_token
 
 PROMPTS, NEW_TOKENS, TEMPERATURE, SHOWN = 100, 100, 0.6, 10
 PAIRS = {")": "(", "]": "[", "}": "{"}
@@ -108,7 +108,7 @@ def card(folder: Path, note: str) -> str:
         "",
         f"A Llama of {engine.model.layers} layers x {engine.model.hidden_size} ({parameters:.1f}M"
         " parameters, byte-level BPE of 4,096, context 512), trained from random weights by"
-        " `python -m nde_talf.pipelines.small` on the sources named below. It writes text that"
+        " `python -m recipes.small` on the sources named below. It writes text that"
         f" looks like Python; it knows little. {note}",
         "",
         f"- {good} of {len(prompts)} continuations of held-out code ({NEW_TOKENS} tokens, T ="
@@ -128,10 +128,10 @@ def card(folder: Path, note: str) -> str:
         "",
         "## Sources",
         "",
-        "Every file with its checksum: `data/text/sources.tsv.gz`. Beside them worked arithmetic"
-        " and tables that the project makes. The weights are under the project's licence,"
-        " Apache-2.0; the prompts and rows are parts of files of these packages, under theirs:"
-        f" {'; '.join(packages)}.",
+        "Every file with its checksum: `recipes/small/sources.tsv.gz`. Beside them worked"
+        " arithmetic and tables that the project makes. The weights are under the project's"
+        " licence, Apache-2.0; the prompts and rows are parts of files of these packages, under"
+        f" theirs: {'; '.join(packages)}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -19,9 +19,10 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.recipe import OPENING
 
 T = TypeVar("T")
+OPENING = 32
+"""Tokens of a text that the target continues for its draft."""
 FIRST, LEAST = 50, 0.02
 """Samples after which it is looked at how many can be used, and the share that has to be."""
 

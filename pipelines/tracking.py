@@ -9,18 +9,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.manifest import plain
 
-if TYPE_CHECKING:
-    from nde_talf.pipelines.small import SmallConfig
+
+class Tracked(Protocol):
+    """Settings of a run that is tracked."""
+
+    seed: int
+    tracking: TrackingConfig
+
+    @property
+    def run(self) -> str:
+        """Group of its runs in W&B."""
 
 
 class Figures(WandbLogger):
@@ -125,7 +133,7 @@ def _scalars(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def tracked(config: "Config | SmallConfig", stage: str, folder: Path) -> Iterator[Tracker]:
+def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
     """Open the W&B run of a stage; its files lie in `wandb`, beside the stage's folder."""
     root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)

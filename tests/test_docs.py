@@ -25,7 +25,7 @@ from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, without_prompt
 from nde_talf.pipelines.own_data import in_full
 from nde_talf.pipelines.recommend import RecommendConfig
-from nde_talf.pipelines.small import SmallConfig
+from recipes.small.steps import SmallConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [
@@ -140,7 +140,7 @@ def commands(page: Path) -> list[str]:
     lines = [line.removeprefix(".venv/bin/") for line in lines]
     lines = [re.sub(r"^nde (\w+)", r"python -m pipelines.\1", line) for line in lines]
     lines = [re.sub(r"^python -m nde_talf\.", "python -m ", line) for line in lines]
-    rooms = r"python -m (pipelines|benchmarks|evaluation|draft_training)\."
+    rooms = r"python -m (pipelines|benchmarks|evaluation|recipes)\."
     return [line.split("  #")[0].strip() for line in lines if re.match(rooms, line)]
 
 
@@ -193,7 +193,7 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     if module == "evaluation.lossless":
         read_config(shlex.split(line)[3:])
     room, _, command = module.partition(".")
-    if room == "pipelines" and command in SCHEMAS:
+    if room in ("pipelines", "recipes") and command in SCHEMAS:
         for arguments in variants(line):
             configured(arguments, command)
     if module == "pipelines.run":
@@ -297,7 +297,9 @@ def test_keys_and_presets_are_there(page):
         for line in match[2].replace("\\\n", " ").splitlines()
     ]
     lines = [
-        line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)
+        line.split(" #")[0]
+        for line in shown
+        if re.search("pipelines|recipes|nde (run|generate)", line)
     ]
     assert not [wrong for span in [*spans, *lines] for wrong in unknown(span)]
 

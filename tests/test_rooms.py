@@ -1,6 +1,7 @@
 """The rooms of the library: what may import what, and no circle among modules."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,11 @@ def test_a_room_imports_only_rooms_below_it(room):
             assert others <= set(MAY_IMPORT[room]), (
                 f"{module} imports {others - set(MAY_IMPORT[room])}"
             )
+
+
+def test_the_library_imports_nothing_outside_its_wheel():
+    outside = re.compile(r"^\s*(?:from|import) (?:benchmarks|recipes|tests)\b", re.M)
+    assert not [module for module, path in FILES.items() if outside.search(path.read_text())]
 
 
 def test_decoding_common_imports_nothing_else_of_the_project():

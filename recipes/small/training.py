@@ -28,8 +28,6 @@ from nde_talf.draft_training.trainer import warm_up_then_linear
 PAUSE = "pause"
 """While a file of this name is in the folder of the states, a training waits between two steps."""
 CURVES = "held_out.jsonl"
-OPENING = 32
-"""Tokens of a text that the target continues for its draft."""
 
 
 @settings("recipe", kw_only=True)

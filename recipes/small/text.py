@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.data.text.corpus import by_hash
 from nde_talf.data.text.pair import spread
-from nde_talf.data.text.sources import DOMAINS, Document
 from nde_talf.data.text.tokenizer import pack, train_tokenizer
 from nde_talf.decoding.common.files import write_atomically
+from recipes.small.sources import DOMAINS, Document
 
 VOCABULARY = 4096
 LENGTH = 512

@@ -15,13 +15,14 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from nde_talf.data.text.corpus import _blocks, by_hash
 from nde_talf.data.text.generated import GENERATED
 from nde_talf.decoding.common.errors import UserError
 
+FROZEN = Path(__file__).with_name("sources.tsv.gz")
+"""The frozen list."""
 PYTHON = "python"
 """The name of the standard library among the packages."""
 TOPICS = "pydoc_data/topics.py"
@@ -81,9 +82,8 @@ def public(version: str) -> str:
 
 def read_frozen() -> list[Package]:
     """Read the packages of the frozen list."""
-    data = (files("nde_talf.data.text") / "sources.tsv.gz").read_bytes()
     packages: list[Package] = []
-    for line in gzip.decompress(data).decode().splitlines():
+    for line in gzip.decompress(FROZEN.read_bytes()).decode().splitlines():
         if line.startswith("#"):
             name, version, licence = line[1:].split("\t")
             packages.append(Package(name, version, licence, {}))

@@ -1,6 +1,6 @@
 """Head doctor: find why an engine accepts fewer of a head's drafts than our loop does.
 
-`python -m nde_talf.draft_training.doctor --run checkpoints/mine --counters counters.json` decodes
+`python -m benchmarks.head_doctor --run checkpoints/mine --counters counters.json` decodes
 held-out prompts of the run here, greedily, once with the head as it is and once for each fault that
 engines are known to have, planted in our drafter. The fault whose acceptance by position is most
 like the engine's is the likely cause. For example, an engine accepts 0.71, 0.30, 0.12 of the drafts

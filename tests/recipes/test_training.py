@@ -10,10 +10,11 @@ import torch
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.checkpoint import CHECKPOINT
-from nde_talf.draft_training.recipe import OPENING, Leg, RecipeConfig, RecipeModel, reached, weights
 from nde_talf.draft_training.train_lm import build_llama
 from nde_talf.draft_training.trainer import train_rows
-from nde_talf.pipelines.small import samples
+from nde_talf.pipelines.answers import OPENING
+from recipes.small.steps import samples
+from recipes.small.training import Leg, RecipeConfig, RecipeModel, reached, weights
 
 VOCABULARY = 40
 
@@ -114,5 +115,5 @@ def test_the_targets_own_texts_are_written_once(tmp_path, monkeypatch):
     written = samples(target, texts, prefixes, 4)
     assert written.dtype == torch.int16 and written.shape[1] == 48
     assert torch.equal(written[0, 1 : 1 + OPENING], prefixes[0, :OPENING])
-    monkeypatch.delattr("nde_talf.pipelines.small.TransformersEngine.sample")
+    monkeypatch.delattr("recipes.small.steps.TransformersEngine.sample")
     assert torch.equal(samples(target, texts, prefixes, 4), written)

@@ -1,14 +1,9 @@
-"""Train the shipped model by its recipe: `python -m nde_talf.pipelines.small step=train`.
+"""Train the shipped model by its recipe: `python -m recipes.small step=train`.
 
 Everything is in one folder, `state`, outside the checkout: the text made from the frozen list, the
 state of the stable phase, and each anneal in a folder of its own. A leg that was ended or killed is
 gone on with by the same command. One process at a time works there.
 """
-
-from nde_talf.pipelines.signals import leave_at_once  # isort: skip (before what takes time)
-
-if __name__ == "__main__":
-    leave_at_once()
 
 import os
 import shutil
@@ -26,10 +21,7 @@ from transformers import AutoModelForCausalLM
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import spread
-from nde_talf.data.text.recipe import Text as Rows
-from nde_talf.data.text.recipe import prepared
 from nde_talf.data.text.shipped import DRAFT, TARGET
-from nde_talf.data.text.sources import documents, read_frozen
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
@@ -41,23 +33,18 @@ from nde_talf.decoding.precision import native_bfloat16
 from nde_talf.draft_training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.evaluate import SAMPLED
 from nde_talf.draft_training.precision import default_device
-from nde_talf.draft_training.recipe import (
-    OPENING,
-    PAUSE,
-    Leg,
-    RecipeConfig,
-    RecipeModel,
-    reached,
-)
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.trainer import train_rows
-from nde_talf.pipelines.answers import continued
-from nde_talf.pipelines.cli import launch
+from nde_talf.pipelines.answers import OPENING, continued
 from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.draft import export_head
 from nde_talf.pipelines.lock import locked
 from nde_talf.pipelines.tracking import tracked
+from recipes.small.sources import documents, read_frozen
+from recipes.small.text import Text as Rows
+from recipes.small.text import prepared
+from recipes.small.training import PAUSE, Leg, RecipeConfig, RecipeModel, reached
 
 TEXT_ROWS = 49_152
 """Rows of text that draft and head learn."""
@@ -275,12 +262,3 @@ def _leg(
         train_rows(module, rows, folder, tracker.loggers(name), [leg])
     if not leg.ended:
         write_atomically(folder / name, module.model.eval().cpu().save_pretrained)
-
-
-def main() -> None:
-    """Run the command `python -m nde_talf.pipelines.small`."""
-    launch("small", SmallConfig, run)
-
-
-if __name__ == "__main__":
-    main()

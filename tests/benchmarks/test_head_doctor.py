@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.head_doctor import FAULTS, HEALTHY, diagnose, read_counters, suspects
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.doctor import FAULTS, HEALTHY, diagnose, read_counters, suspects
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head

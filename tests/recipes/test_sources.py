@@ -1,15 +1,12 @@
-"""The frozen list of sources, the split by content, and what ships of the text."""
+"""The frozen list of sources, and the split by content."""
 
 import pytest
 import torch
 
-from nde_talf.data.text import sources
-from nde_talf.data.text.pair import DOMAINS, ROLES, Pair, shipped_prompts, shipped_rows
-from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.text.recipe import LENGTH, prepared
-from nde_talf.data.text.sources import Document, Package, documents, of_file
-from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import UserError
+from recipes.small import sources
+from recipes.small.sources import Document, Package, documents, of_file
+from recipes.small.text import LENGTH, prepared
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def test_a_side_depends_on_the_content_alone(monkeypatch):
 
 def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):
     """Held-out documents are in no training row."""
-    monkeypatch.setattr("nde_talf.data.text.recipe.VOCABULARY", 300)
+    monkeypatch.setattr("recipes.small.text.VOCABULARY", 300)
     made = [
         Document(f"{d}-{i}", d, f"{d} {['seen', 'held'][i % 2]} {i}\n" * 60, bool(i % 2))
         for d in sources.DOMAINS
@@ -58,20 +55,3 @@ def test_text_is_made_once_and_packed_by_side(tmp_path, monkeypatch):
     assert "held" not in text.tokenizer.decode(text.train.flatten())
     assert "seen" not in text.tokenizer.decode(text.held_out["code"].flatten())
     assert 0 < text.bits_a_byte({"code": 1.0})["code"] < 1 / 0.69
-
-
-def test_shipped_text_is_checked(tmp_path):
-    """A damaged or missing file, and more prompts than there are, are told in a sentence."""
-    prompts = [Prompt(str(i), "code", f"def f{i}(", [1, i]) for i in range(3)]
-    rows = torch.arange(12).reshape(3, 4)
-    Pair(tmp_path / "pair").write(*ROLES, prompts, 1, rows, rows)
-    (tmp_path / DOMAINS).write_text('{"code": 1, "manual": 2}')
-    write_checksums(tmp_path)
-    assert [p.text for p in shipped_prompts(2, tmp_path)] == ["def f0(", "def f1("]
-    train, domains = shipped_rows(tmp_path)
-    assert torch.equal(train, rows) and torch.equal(domains["manual"], rows[1:])
-    with pytest.raises(UserError, match="has 3 prompts"):
-        shipped_prompts(4, tmp_path)
-    (tmp_path / "pair" / "prompts.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"prompts\.jsonl is not as it was written"):
-        shipped_prompts(2, tmp_path)

@@ -1,0 +1,1 @@
+"""How what ships was made: commands that maintainers run from a checkout, not part of the wheel."""
