@@ -25,7 +25,13 @@ from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.checkpoint import resumable
 from nde_talf.draft_training.document_masks import choose_roots, counted_roots
-from nde_talf.draft_training.draft_vocab import COVERED, SMALL, fraction_inside, frequent_tokens, pays
+from nde_talf.draft_training.draft_vocab import (
+    COVERED,
+    SMALL,
+    fraction_inside,
+    frequent_tokens,
+    pays,
+)
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.export import load_head
 from nde_talf.draft_training.head import EagleHead
