@@ -64,4 +64,7 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path, mon
     own.write(*ROLES, prompts, 1, rows, rows)
     monkeypatch.chdir(tmp_path)  # where another's target is
     assert own.where("target") == str(tmp_path / "own/target")
-    assert _places(ModelConfig(target="draft", draft="org/name")) == ("./draft", "org/name")
+    assert _places(ModelConfig(target="draft", draft="org/name")) == (
+        str(tmp_path / "draft"),
+        "org/name",
+    )
