@@ -19,7 +19,7 @@ import datasets
 
 from nde_talf.data.text.generated import documents as generated
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import Rows, fault_of, json_rows, no_rows
+from nde_talf.data.text.rows import Rows, json_rows
 from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
@@ -29,7 +29,7 @@ from nde_talf.data.text.settings import (
 )
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import content_digest, memory_is_short, unreadable
+from nde_talf.decoding.common.files import content_digest, unreadable
 
 SKIPPED_FOLDERS = {
     "test",
@@ -52,8 +52,13 @@ paragraphs.
 """
 COLUMNS = {"name": datasets.Value("string"), "text": datasets.Value("large_string")}
 """Columns of documents; a plain string column ends at 2 GiB of text."""
-NO_ROWS = re.compile("corresponds to no data|BatchSize must be greater than 0")
-"""What `datasets` says of a file without rows."""
+SOURCES = (
+    f"a folder, a file that ends with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging"
+    " Face dataset that this machine can reach (NAME or ORG/NAME)"
+)
+"""What rows are read from, for messages."""
+HUB_FILES = "hf://"
+"""Begins the name of a file on the hub."""
 BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files of `datasets` that hold no rows."""
 ABOUT = ("readme", "license", "licence", "notice", "citation", "changelog")
@@ -137,45 +142,40 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> R
     Args:
         source: a local file, a file of a hub repository (`hf://datasets/...`), or a dataset's name.
         split: of a dataset.
-        first: only so many rows from the beginning, without reading all of it.
+        first: only so many rows from the beginning of what is on the hub.
 
     Raises:
-        UserError: the file does not exist or cannot be read, or no dataset of that name can be
-            loaded.
+        UserError: it does not exist or cannot be read.
     """
-    path = Path(os.path.expanduser(source))
-    if path.suffix in FILE_FORMATS:
-        return _load_file(source, first)
-    if path.is_dir():
-        return _load_folder(path, first)
-    if path.exists():
-        raise UserError(
-            f"Cannot tell the format of {source!r}: its name should end with one of"
-            f" {', '.join(FILE_FORMATS)}."
-        )
-    name, _, configuration = source.partition(":")
-    if not is_hub_name(name):
-        raise UserError(
-            f"{source!r}: there is no such file or folder, and it is no name of a hub dataset"
-            " (NAME or ORG/NAME)."
-        )
     try:
-        return _load(name, first, name=configuration or None, split=split)
-    except Exception as error:  # many unrelated types, each for a source the user can change
-        if memory_is_short(error):
-            raise unreadable(source, error, "") from error
-        raise UserError(
-            f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends"
-            f" with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging Face dataset that"
-            " this machine can reach."
-        ) from error
+        return _load_table(source, split, first)
+    except UserError:
+        raise
+    except Exception as error:  # many unrelated types, of which the first cause says most
+        cause: BaseException = error
+        while deeper := cause.__cause__ or cause.__context__:
+            cause = deeper
+        raise unreadable(source, cause, f"give {SOURCES}") from error
 
 
-def _load(builder: str, first: int | None, **arguments) -> Rows:
+def _load_table(source: str, split: str, first: int | None) -> Rows:
+    path = Path(os.path.expanduser(source))
+    if path.is_dir():
+        return _load_folder(path)
+    name, _, configuration = source.partition(":")
+    arguments: dict[str, Any]
+    if path.suffix in FILE_FORMATS:
+        if not source.startswith(HUB_FILES):
+            return _load_file(path)
+        name, arguments = FILE_FORMATS[path.suffix], {"data_files": source, "split": "train"}
+    elif is_hub_name(name) and not path.exists():
+        arguments = {"name": configuration or None, "split": split}
+    else:
+        raise UserError(f"{source!r} is nothing that can be read. Give {SOURCES}.")
     if first is None:
-        return Rows([datasets.load_dataset(builder, **arguments)])
-    stream = datasets.load_dataset(builder, streaming=True, **arguments)
-    return Rows([datasets.Dataset.from_list(list(stream.take(first)))])
+        return Rows([datasets.load_dataset(name, **arguments)])
+    stream = datasets.load_dataset(name, streaming=True, **arguments)
+    return Rows([datasets.Dataset.from_list([*stream.take(first)])])
 
 
 def source_digest(source: str) -> str | None:
@@ -208,80 +208,39 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in data if path.stem.lower() not in ABOUT] or paths
 
 
-def _load_folder(folder: Path, first: int | None) -> Rows:
+def _load_folder(folder: Path) -> Rows:
     """Load the files of a folder as one table; a text file is one row."""
-    tables = []
+    tables: list[Any] = []
     for path in _files(folder):
-        rows = _load_file(str(path), first)
+        rows = load_table(str(path))
         if FILE_FORMATS[path.suffix] == "text":
             text = "\n".join(row["text"] for row in rows)
             rows = Rows([datasets.Dataset.from_dict({"text": [text]})])
         tables.append(rows)
     if not tables:
-        raise UserError(
-            f"{str(folder)!r}: no file in this folder ends with one of {', '.join(FILE_FORMATS)}."
-        )
+        raise UserError(f"{str(folder)!r}: it holds no file to read. Give {SOURCES}.")
     return Rows(tables)
 
 
-def _load_file(source: str, first: int | None) -> Rows:
-    path = Path(os.path.expanduser(source))
-    builder, on_hub = FILE_FORMATS[path.suffix], source.startswith("hf://")
-    advice = "Check its name and the connection" if on_hub else "Mend the file"
-    try:
-        if not on_hub:
-            _check_file(path, source)
-            if builder == "json":
-                return Rows([json_rows(path, first)])
-        # A name with brackets or stars is a name.
-        file = source if on_hub else glob.escape(str(path))
-        how = _as_written(path) if builder == "csv" and not on_hub else {}
-        return _load(builder, first, data_files=file, split="train", **how)
-    except UserError:
-        raise
-    except Exception as error:
-        if memory_is_short(error):
-            raise unreadable(source, error, "") from error
-        cause: BaseException = error
-        while deeper := cause.__cause__ or cause.__context__:
-            cause = deeper
-        fault = str(cause).strip().rstrip(".")
-        fault = "it holds no rows" if NO_ROWS.search(fault) else fault
-        if not on_hub and isinstance(cause, OSError) and cause.errno:  # the file can be read
-            advice = "Set HF_HOME to a folder with space that can be written to"
-        raise UserError(
-            f"{source!r} cannot be read as {builder}: {fault}. {advice}, or give another."
-        ) from error
+def _load_file(path: Path) -> Rows:
+    if path.stat().st_size == 0:
+        raise ValueError("the file is empty")
+    builder = FILE_FORMATS[path.suffix]
+    if builder == "json":
+        return Rows([json_rows(path)])
+    how = _as_written(path) if builder == "csv" else {}
+    file = glob.escape(str(path))  # a name with brackets or stars is a name
+    return Rows([datasets.load_dataset(builder, data_files=file, split="train", **how)])
 
 
 def _as_written(path: Path) -> dict[str, Any]:
     """Return how a CSV file is read: all values as texts, divided by , ; or tab as line 1 is."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig") as file:
         names = file.readline()
-        mark = next((mark for mark in ",;\t" if mark in names), ",")
-        file.seek(0)
-        columns = next(csv.reader(file, delimiter=mark))
+    mark = next((mark for mark in ",;\t" if mark in names), ",")
+    (columns,) = csv.reader([names], delimiter=mark)
     features = datasets.Features({name: datasets.Value("large_string") for name in columns})
     return {"sep": mark, "features": features, "keep_default_na": False}
-
-
-def _check_file(path: Path, source: str) -> None:
-    """Raise UserError for a file that is missing or empty, or a text file that is not UTF-8."""
-    if not path.is_file():
-        raise UserError(
-            f"There is no file {source!r}. Correct the path (relative paths start at the working"
-            " folder)."
-        )
-    if path.stat().st_size == 0:
-        raise no_rows(path, "the file is empty")
-    if FILE_FORMATS[path.suffix] in ("text", "csv"):
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    fault = f"line {number}{fault_of(error)}: save it as UTF-8"
-                    raise no_rows(path, fault) from None
 
 
 def split_documents(
@@ -298,16 +257,10 @@ def split_documents(
     aside = [by_hash(f"{seed}/{name}") < held_out for name in documents["name"]]
     training, validation = ([i for i, a in enumerate(aside) if a == side] for side in (False, True))
     if not training or not validation:
-        if len(set(documents["name"])) == 1:
-            alike = f", {len(documents)} times" if len(documents) > 1 else ""
-            raise UserError(
-                f"The source holds one document or dialogue{alike}. Some are for training and"
-                " others are held out: give at least two that differ."
-            )
         raise UserError(
-            f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train"
-            f" on and {len(validation)} held out; both need at least one. Change held_out or use a"
-            " larger corpus."
+            f"Holding out {held_out} of {len(documents)} documents or dialogues, of which"
+            f" {len(set(documents['name']))} differ, leaves {len(training)} to train on and"
+            f" {len(validation)} held out; both need at least one. Change held_out or give more."
         )
     return documents.select(training), documents.select(validation)
 

@@ -5,13 +5,14 @@ The sets themselves are configs/data/*.yaml.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.conversation import (
     LEFT_OUT,
+    SYSTEM,
     UNUSED,
     USER,
     Conversation,
@@ -170,35 +171,21 @@ def _text_of(
         return text, len(ids_of(text, tokenizer)) - prompt_set.max_tokens
 
     text, excess = shown(messages)
+    if excess <= 0:
+        return text, False, unused
+    if not prompt_set.shorten:
+        return "", True, unused
+    # Without earlier turns, and then without the end of the question.
+    *before, last = messages
+    system = [message for message in before if message["role"] == SYSTEM]
+    text, excess = shown([*system, last])
     if excess > 0:
-        text = _shortened(messages, shown, tokenizer) if prompt_set.shorten else ""
-    return text, excess > 0, unused
-
-
-def _shortened(
-    messages: list[Message],
-    shown: Callable[[list[Message]], tuple[str, int]],
-    tokenizer: PreTrainedTokenizerBase,
-) -> str:
-    """Leave out first turns, and then the end of the last question, until the rest fits.
-
-    shown: gives a prompt's text, and by how many tokens it is too long.
-    """
-    text, excess = shown(messages)
-    while excess > 0:
-        *before, last = messages
-        asked = [at for at, message in enumerate(before) if message["role"] == USER]
-        if asked:
-            rest = (asked[1:] or [len(before)])[0]
-            messages = [*before[: asked[0]], *before[rest:], last]
-            text, excess = shown(messages)
-            continue
-        room = max(1, len(ids_of(last["content"], tokenizer)) - excess)
+        question = last["content"]
+        room = max(1, len(ids_of(question, tokenizer)) - excess)
         # A letter is a token or less.
-        start = _first_tokens(last["content"], room, tokenizer) or last["content"][:room]
-        text, excess = shown([*before, last | {"content": start}])
-        return text if excess <= 0 else ""
-    return text
+        start = _first_tokens(question, room, tokenizer) or question[:room]
+        text, excess = shown([*system, last | {"content": start}])
+    return text if excess <= 0 else "", True, unused
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

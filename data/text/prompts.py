@@ -14,10 +14,6 @@ from itertools import accumulate, zip_longest
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.decoding.common.errors import UserError
@@ -125,21 +121,16 @@ def related(prompts: list[Prompt]) -> list[int]:
     a third: all three are of one group. A run of `RUN` tokens that more than `FEW` prompts hold,
     such as the words of a template, joins nobody.
     """
-    if not prompts:
-        return []
-    powers = np.random.default_rng(0).integers(1 << 63, size=RUN, dtype=np.uint64)
-    runs = [
-        np.unique(sliding_window_view(np.array(prompt.tokens, np.uint64), RUN) @ powers)
-        if len(prompt.tokens) >= RUN
-        else np.zeros(0, np.uint64)
-        for prompt in prompts
-    ]
-    owners = np.repeat(np.arange(len(prompts)), [len(each) for each in runs])
-    _, row, counts = np.unique(np.concatenate(runs), return_inverse=True, return_counts=True)
-    shared = (counts[row] > 1) & (counts[row] <= FEW)
-    entries = np.ones(int(shared.sum())), (row[shared], owners[shared])
-    holds = csr_matrix(entries, shape=(len(counts), len(prompts)))
-    groups: list[int] = connected_components(holds.T @ holds, directed=False)[1].tolist()
+    holders: dict[int, list[int]] = {}
+    for at, prompt in enumerate(prompts):
+        starts = range(len(prompt.tokens) - RUN + 1)
+        for run in {hash((*prompt.tokens[start : start + RUN],)) for start in starts}:
+            holders.setdefault(run, []).append(at)
+    groups = [*range(len(prompts))]
+    for together in holders.values():
+        joined = {groups[at] for at in together}
+        if len(together) <= FEW and len(joined) > 1:
+            groups = [min(joined) if group in joined else group for group in groups]
     return groups
 
 

@@ -13,6 +13,7 @@ from nde_talf.data.text.conversation import (
     question,
 )
 from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.rows import Rows
 from nde_talf.decoding.common.errors import UserError
 
 DIALOGUES = ("conversations", "conversation", "messages", "turns")
@@ -62,10 +63,12 @@ def answer_template(rows: Sequence[Any]) -> str | None:
     return f"{{{named[0]}}}" if len(named) == 1 else None
 
 
-def distinct(
-    rows: Sequence[Any], template: RowTemplate
-) -> tuple[list[str], Counter[tuple[str, str]]]:
-    """Return the prompts of rows, each once, and count what is left out or not used, see `told`."""
+def distinct(rows: Rows, template: RowTemplate) -> tuple[list[str], Counter[tuple[str, str]]]:
+    """Return the prompts of rows, each once, and count what is left out or not used, see `told`.
+
+    Raises UserError for a template that does not fit them.
+    """
+    template.check(rows.column_names)
     texts: dict[str, None] = {}
     notes: Counter[tuple[str, str]] = Counter()
     for row in rows:

@@ -87,13 +87,11 @@ class RowTemplate:
             ) from error
 
 
-class _Turns(str):
-    """The first turn of a list; "{column[1]}" is the second."""
+class _Turns(list[str]):
+    """Texts of turns: "{column[1]}" is the second, and "{column}" the first."""
 
-    turns: list[str]
-
-    def __getitem__(self, index):
-        return self.turns[index]
+    def __format__(self, spec: str) -> str:
+        return format(self[0] if self else "", spec)
 
 
 def _value(value: Any) -> Any:
@@ -103,10 +101,7 @@ def _value(value: Any) -> Any:
         value = [
             turn for turn in value if (turn.get("from") or turn.get("role")) in ("human", "user")
         ]
-    texts = [text_of(turn) for turn in value]
-    shown = _Turns(texts[0] if texts else "")
-    shown.turns = texts
-    return shown
+    return _Turns(map(text_of, value))
 
 
 def text_of(turn: Any) -> str:

@@ -13,8 +13,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
+
+UNREADABLE = ValueError, RecursionError
+"""Errors of a text that is no JSON; RecursionError: it is nested too deeply."""
 
 
 class Rows(Sequence[dict[str, Any]]):
@@ -40,114 +43,90 @@ class Rows(Sequence[dict[str, Any]]):
 
 
 class JsonRows(Sequence[dict[str, Any]]):
-    """The rows of a JSON file. Of a file with a row a line only their places are in memory.
+    """The rows of a JSON file with a row a line; in memory are only the places of the lines.
+
+    A file that is one list of rows, or one row on several lines, is read whole.
 
     Attributes:
         column_names: keys of all rows, in the order in which they first occur.
-        faults: what is wrong with rows that are left out, such as "line 3, column 9: it is ...".
+        faults: what is wrong with lines that are left out, such as "line 3: it is ...".
     """
 
-    def __init__(self, path: Path, first: int | None = None):
-        self._file, values = path.open("rb"), _list_in(path)
-        self._places: Any = array("Q") if values is None else []
-        self.faults: list[str] = []
+    def __init__(self, path: Path):
+        self._file, self.faults = path.open("rb"), list[str]()
+        self._rows: Any = array("Q")
         names, start = dict[str, None](), 0
-        for number, line in enumerate(self._file if values is None else values, 1):
-            if values is not None or line.strip():
-                try:
-                    row: Any = _row(line)
-                    names |= dict.fromkeys(row)
-                    self._places.append(start if values is None else row)
-                except (ValueError, RecursionError) as error:
-                    unit = "line" if values is None else "row"
-                    self.faults.append(f"{unit} {number}{fault_of(error)}")
-            start += 0 if values else len(line)
-            if len(self) == first:
-                break
+        if not _has_lines(path):
+            value = _parsed(self._file.read())
+            self._rows = [*map(_row, value if isinstance(value, list) else [value])]
+            names = dict.fromkeys(name for row in self._rows for name in row)
+        for number, line in enumerate(self._file, 1):
+            try:
+                if line.strip():
+                    names |= dict.fromkeys(_row(_parsed(line)))
+                    self._rows.append(start)
+            except UNREADABLE as error:
+                self.faults.append(f"line {number}{_fault(error)}")
+            start += len(line)
         self.column_names = [*names]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one row."""
+        row = self._rows[index]
+        if isinstance(row, dict):
+            return row
+        self._file.seek(row)
+        return _row(_parsed(self._file.readline()))
 
     @property
     def fault(self) -> str:
         """The first three faults and the number of others; "" without any."""
-        others = len(self.faults[3:])
-        return "; ".join([*self.faults[:3], *[f"{others} more"] * bool(others)])
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one row."""
-        place = self._places[index]
-        if isinstance(place, dict):
-            return place
-        self._file.seek(place)
-        return _row(self._file.readline())
+        others = [f"{len(self.faults) - 3} more"] if len(self.faults) > 3 else []
+        return "; ".join([*self.faults[:3], *others])
 
 
-def json_rows(path: Path, first: int | None = None) -> JsonRows:
-    """Read a JSON file with a row a line, or one list of rows, and tell once what is left out.
-
-    A row that is a text has the one column text.
-
-    Args:
-        path: of the file.
-        first: only so many rows from the beginning.
+def json_rows(path: Path) -> JsonRows:
+    """Read a JSON file, and tell once what is left out. A row that is a text has the column text.
 
     Raises:
         UserError: no row can be read.
     """
     state = path.stat()
-    return _read(path, first, state.st_mtime_ns, state.st_size)
+    return _read(path, state.st_mtime_ns, state.st_size)
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, first: int | None, *_: int) -> JsonRows:
-    try:
-        rows = JsonRows(path, first)
-    except (ValueError, RecursionError) as error:
-        raise no_rows(path, fault_of(error).strip(",: ")) from None
-    if not rows:
-        raise no_rows(path, rows.fault or "it holds no rows")
+def _read(path: Path, *_: int) -> JsonRows:
+    with reading(path, "mend it"):
+        rows = JsonRows(path)
+        if not rows:
+            raise ValueError(rows.fault or "it holds no rows")
     if rows.fault:
         console.print(f"! {path}: left out {rows.fault} (data.strict=true refuses such files)")
     return rows
 
 
-def no_rows(path: Path, fault: str) -> UserError:
-    """Make the UserError for a file of which no row can be read."""
-    return UserError(f"{str(path)!r} cannot be read: {fault}. Mend the file, or give another.")
-
-
-def _list_in(path: Path) -> list[Any] | None:
-    """Return the rows of a file that is one list or one object; None if a row is a line.
-
-    Raises ValueError or RecursionError.
-    """
+def _has_lines(path: Path) -> bool:
+    """Tell whether a file has a row a line: its first line is one, or no list in a .jsonl file."""
     with path.open("rb") as file:
-        begin = next((line for line in file if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
-    if not begin.startswith(b"[") and (path.suffix == ".jsonl" or _is_row(begin)):
-        return None
+        first = next(filter(bytes.strip, file), b"").removeprefix(b"\xef\xbb\xbf")
     try:
-        value = _parsed(path.read_bytes())
-        return value if isinstance(value, list) else [value]
-    except (ValueError, RecursionError):
-        if path.suffix == ".json":
-            raise
-        return None
+        return bool(_row(_parsed(first)))
+    except UNREADABLE:
+        return path.suffix == ".jsonl" and not first.startswith(b"[")
 
 
 class _Number(float):
     """A number that is shown as it is written."""
 
-    written: str
-
-    def __new__(cls, written: str) -> "_Number":
-        number = super().__new__(cls, written)
-        number.written = written
-        return number
+    def __init__(self, written: str):
+        self._written = written
 
     def __str__(self) -> str:
-        return self.written
+        return self._written
 
 
 def _parsed(data: bytes) -> Any:
@@ -159,33 +138,17 @@ def _parsed(data: bytes) -> Any:
     return value
 
 
-def _row(line: Any) -> dict[str, Any]:
-    """Return a row, which may be a line still. Raises ValueError or RecursionError."""
-    row = _parsed(line) if isinstance(line, bytes) else line
-    if isinstance(row, str):
-        return {"text": row}
-    if not isinstance(row, dict):
+def _row(value: Any) -> dict[str, Any]:
+    """Return a value as a row. Raises ValueError for one that is neither object nor text."""
+    if isinstance(value, str):
+        return {"text": value}
+    if not isinstance(value, dict):
         raise ValueError('it is no object such as {"text": ...}')
-    return row
+    return value
 
 
-def _is_row(line: bytes) -> bool:
-    try:
-        return bool(_row(line))
-    except (ValueError, RecursionError):
-        return False
-
-
-def fault_of(error: Exception) -> str:
-    """Say what is wrong with a text, after the number of its line: ", byte 5: it is not UTF-8"."""
-    match error:
-        case RecursionError():
-            return ": it is nested too deeply"
-        case UnicodeEncodeError():
-            return ": it holds half of a surrogate pair"
-        case UnicodeDecodeError():
-            return f", byte {error.start + 1}: it is not UTF-8"
-        case json.JSONDecodeError():
-            line = f", line {error.lineno}" * (error.lineno > 1)
-            return f"{line}, column {error.colno}: it is no JSON ({error.msg})"
+def _fault(error: Exception) -> str:
+    """Say what is wrong with a line, after its number."""
+    if isinstance(error, json.JSONDecodeError):
+        return f", column {error.colno}: {error.msg}"
     return f": {error}"

@@ -1,15 +1,12 @@
-"""Tokenizers and chat templates of others, loaded and rendered within limits."""
+"""Tokenizers and chat templates of others, loaded, tried and rendered."""
 
-import signal
-import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from jinja2 import Environment, TemplateError, nodes
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.data.text.conversation import (
@@ -24,14 +21,12 @@ from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.end_tokens import end_tokens
 from nde_talf.decoding.loading import check_files, read_config
 
-SECONDS = 5.0
-"""Time that rendering one conversation may take."""
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""
 ASKED = "a question of plain words"
 """What the user says before it."""
-LONGEST = 10_000_000
-"""Characters of a rendered conversation, and the largest number in a template."""
+TRIED: list[Message] = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
+"""The conversation that every template is tried on."""
 
 
 def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenizerBase:
@@ -64,9 +59,8 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> None
     """
     beyond = {index: token for token, index in tokenizer.get_vocab().items() if index >= rows}
     used = {tokenizer.eos_token_id, *tokenizer("")["input_ids"]}
-    turns = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
     with suppress(UserError):
-        used |= {*tokenizer(ChatTemplate(tokenizer, "").render(turns))["input_ids"]}
+        used |= {*tokenizer(ChatTemplate(tokenizer, "").render(TRIED))["input_ids"]}
     listed = ", ".join(f"{token} ({index})" for index, token in sorted(beyond.items())[:4])
     fault = f"{where}: the embedding has {rows} rows, and none for {listed} of its tokenizer"
     if not beyond.keys().isdisjoint(used):
@@ -90,7 +84,7 @@ class ChatTemplate:
         options: passed to the template, such as {"enable_thinking": False}.
 
     Raises:
-        UserError: it fails, takes too long, or does not show the question or the answer.
+        UserError: it fails, or does not show the question or the answer.
     """
 
     def __init__(
@@ -101,36 +95,35 @@ class ChatTemplate:
         options: dict[str, Any] | None = None,
     ):
         self._tokenizer, self._how = tokenizer, {"chat_template": template, **(options or {})}
-        self._system, fault = True, ""
-        probe = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
-        for self._parts in (False, True):
-            try:
-                _check_numbers(tokenizer.get_chat_template(self._how["chat_template"]))
-                text = _squeezed(self.render(probe))
-            except Exception as error:  # a template is a program
-                why = first_line(error.__cause__ or error)
-                fault = fault or f"cannot render a conversation ({why})"
-                continue
-            printed = self._parts and "'type':" in text  # the list itself
-            if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
-                break
-        else:
-            fault = fault or "does not show a question and its answer, so that none could be used"
-            raise UserError(
-                f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or take a"
-                " tokenizer with another one."
-            )
+        self._system, self._parts = True, False
+        if fault := self._fault():
+            self._parts = True
+            if self._fault():
+                raise UserError(
+                    f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or"
+                    " take a tokenizer with another one."
+                )
         try:
-            self.render([{"role": SYSTEM, "content": ASKED}, *probe])
+            self.render([{"role": SYSTEM, "content": ASKED}, *TRIED])
         except UnsuitedError:
             self._system = False
+
+    def _fault(self) -> str:
+        """Say why no conversation can be rendered; "" if a question and its answer are shown."""
+        try:
+            text = _squeezed(self.render(TRIED))
+        except UnsuitedError as error:
+            return f"cannot render a conversation ({first_line(error.__cause__ or error)})"
+        printed = self._parts and "'type':" in text  # the list itself
+        if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
+            return ""
+        return "does not show a question and its answer, so that none could be used"
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None, **how) -> str:
         """Render a conversation. Raises UnsuitedError where the template refuses it."""
         how = {"tools": tools, "tokenize": False} | self._how | how
         try:
-            with in_time():
-                return str(self._tokenizer.apply_chat_template(self._given(messages), **how))
+            return str(self._tokenizer.apply_chat_template(self._given(messages), **how))
         except Exception as error:  # a template is a program
             raise UnsuitedError(f"that the template refuses ({first_line(error)})") from error
 
@@ -174,37 +167,5 @@ def text_ends(where: str, eos: Any, vocabulary: int) -> frozenset[int]:
     tokenizer, tail = None, ""
     with suppress(UserError):
         tokenizer = load_tokenizer(where)
-        said = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
-        _, shown, after = ChatTemplate(tokenizer, "").render(said).rpartition(PROBE)
-        tail = after if shown else ""
+        tail = ChatTemplate(tokenizer, "").render(TRIED).rpartition(PROBE)[2]
     return end_tokens(eos, vocabulary, tokenizer, tail)
-
-
-def _check_numbers(template: str) -> None:
-    """Raise ValueError for powers and for numbers that make a text of any size at once."""
-    try:
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except TemplateError:
-        return  # the tokenizer's own environment knows more tags, and says what is wrong
-    large = (node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, int))
-    if any(parsed.find_all(nodes.Pow)) or max(large, default=0) > LONGEST:
-        raise ValueError(f"it holds a power, or a number beyond {LONGEST}")
-
-
-@contextmanager
-def in_time() -> Iterator[None]:
-    """Raise TimeoutError inside the block after `SECONDS`; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {SECONDS:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
