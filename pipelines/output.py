@@ -45,9 +45,15 @@ def steady() -> Iterator[None]:
             TextIOWrapper(BufferedWriter(each), old and old.encoding, "replace", "\n", True)
             for each, old in streams
         )
-    yield
+    ended = None
+    try:
+        yield
+    except SystemExit as error:  # of the help, say
+        ended = error
     sys.stdout.flush()
     if lost := raw[0].lost:
         if not isinstance(lost, BrokenPipeError):  # `| head` has read enough
             print(f"standard output was lost: {lost.strerror}", file=sys.stderr)
         sys.exit(1)
+    if ended:
+        raise ended
