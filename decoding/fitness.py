@@ -167,7 +167,7 @@ def _probe(model: "CausalModel") -> tuple[list[int], float]:
     """
     rows, found = min(model.vocab_size, model._embedded), []
     try:
-        model.module(input_ids=torch.zeros(1, 1).long().to(model.device), use_cache=False)
+        _plain(model, [0])
     except ImportError:  # of attention that takes no tree, which is told then
         pass
     except FAULTS as error:
@@ -176,30 +176,35 @@ def _probe(model: "CausalModel") -> tuple[list[int], float]:
             " another model."
         ) from error
     for place in _STRETCHES:
-        tokens = (torch.arange(8, device=model.device) + int(place * rows)) % rows
+        tokens = [(int(place * rows) + at) % rows for at in range(8)]
         try:
-            noise = _own_difference(model, tokens[None])
+            noise = _own_difference(model, tokens)
         except FAULTS:  # the checks say what a model cannot run
             noise = 0.0
-        found.append((noise, tokens.tolist()))
+        found.append((noise, tokens))
         if _NOISE * noise <= _AT_MOST * SAME.get(model.dtype, HALF):
             break
     noise, probe = min(found)
     return probe, noise
 
 
-def _own_difference(model: "CausalModel", tokens: Tensor) -> float:
-    whole = model.module(input_ids=tokens, use_cache=False).logits
+def _own_difference(model: "CausalModel", tokens: list[int]) -> float:
+    whole = _plain(model, tokens)
     memory, parts = dict[str, Any](), []
-    for part in tokens.split([4, 1, 1, 1, 1], 1):
+    for part in torch.tensor([tokens], device=model.device).split([4, 1, 1, 1, 1], 1):
         output = model.module(input_ids=part, use_cache=True, **memory)
         memory = {model.original.memory: output[model.original.memory]}
         parts.append(output.logits)
     others = [torch.cat(parts, 1)]
     if optional(model.config, "_attn_implementation") == "sdpa":
-        eager = _configured(model, {"_attn_implementation": "eager"}).module
-        others.append(eager(input_ids=tokens, use_cache=False).logits)
+        others.append(_plain(_configured(model, {"_attn_implementation": "eager"}), tokens))
     return max(_apart(_middle(other), _middle(whole)) for other in others)
+
+
+def _plain(model: "CausalModel", tokens: list[int], **options: Any) -> Tensor:
+    """Return the logits of transformers' own pass over a text."""
+    ids = torch.tensor([tokens], device=model.device)
+    return model.module(input_ids=ids, use_cache=False, **options).logits
 
 
 def check_readout(model: "CausalModel") -> None:
@@ -221,7 +226,7 @@ def _head_difference(model: "CausalModel") -> float:
     It is the largest difference, divided by the largest logit.
     """
     tokens = torch.tensor([model.probe[:4]], device=model.device)
-    full = model.module(input_ids=tokens, use_cache=False).logits
+    full = _plain(model, model.probe[:4])
     if not float(full.abs().max()) <= LARGEST:  # nor is NaN
         raise UserError(
             f"{model.name}={model.module.name_or_path}: a first pass gives numbers that are NaN,"
@@ -255,19 +260,12 @@ def tree_difference(model: "CausalModel") -> float:
     states.append(session.append(tokens[1:3])[-1])
     ours = model.logits(torch.stack(states))
     kept = [*before, *tokens[:3], *tokens[4:7:2]]
-    texts = [*before, *tokens[:3], *tokens[3:6:2]], kept, [*kept, tokens[0]]
+    first = [*before, *tokens[:3], *tokens[3:6:2]]
+    texts = first, kept, [*kept, tokens[0]], [*kept, tokens[0], *tokens[:3]]
     # Logits of the last token alone, where the model can: those of OPEN tokens take gigabytes.
     known = "logits_to_keep" in signature(model.module.forward).parameters
     last = {"logits_to_keep": 1} if known else {}
-    plain = (
-        model.module(
-            input_ids=torch.tensor([text], device=model.device),
-            use_cache=False,
-            **last,
-        )
-        for text in (*texts, [*kept, tokens[0], *tokens[:3]])
-    )
-    alone = torch.stack([output.logits[0, -1].clone() for output in plain])
+    alone = torch.stack([_plain(model, text, **last)[0, -1].clone() for text in texts])
     return _apart(_middle(ours), _middle(alone))
 
 
@@ -276,23 +274,11 @@ def _configured(model: "CausalModel", changes: dict[str, Any]) -> "CausalModel":
 
     Its modules and configurations are copied too, since other threads may be using the user's.
     """
-    from transformers import PretrainedConfig
-
-    configs: dict[int, Any] = {}  # by the id of the user's
-
-    def shared(part: nn.Module) -> nn.Module:
-        own = copy(part)
-        held = vars(part).items()
-        vars(own).update(
-            {key: deepcopy(it, configs) for key, it in held if isinstance(it, PretrainedConfig)}
-        )
-        children = part._modules.items()
-        vars(own)["_modules"] = {key: child and shared(child) for key, child in children}
-        return own
-
+    shared = (*model.module.parameters(), *model.module.buffers())
+    copies: dict[int, Any] = {id(tensor): tensor for tensor in shared}
     other = copy(model)
-    other.module = cast("PreTrainedModel", shared(model.module))
-    other.config = configs[id(model.config)]
+    other.module = deepcopy(model.module, copies)
+    other.config = copies[id(model.config)]
     for key, value in changes.items():
         setattr(other.config, key, value)
     other.windows, other.body = windows(other.config), body_of(other.module)

@@ -287,20 +287,17 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
     belongs to a larger model around it.
     """
     modules = dict(model.named_modules())
-    foreign = []
-    for name in unexpected:
-        if name.endswith(_POSITIONS):
-            continue
+
+    def of_a_layer(name: str) -> bool:
         parts = name.split(".")
-        if parts[0] in _HEADS:
-            foreign.append(name)
-        inside = ".".join(parts[:-1]) in modules
-        numbers = (at for at, part in enumerate(parts) if part.isdigit())
-        if inside or any(
-            isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at in numbers
-        ):
-            foreign.append(name)
-    return foreign
+        numbered = (".".join(parts[:at]) for at, part in enumerate(parts) if part.isdigit())
+        return (
+            parts[0] in _HEADS
+            or ".".join(parts[:-1]) in modules
+            or any(isinstance(modules.get(layers), nn.ModuleList) for layers in numbered)
+        )
+
+    return [name for name in unexpected if not name.endswith(_POSITIONS) and of_a_layer(name)]
 
 
 @torch.no_grad()

@@ -60,31 +60,36 @@ def build_head(
     Raises UserError as `load_head` does.
     """
     dtype = torch.promote_types(target.dtype, torch.float32)
-    kind = Eagle3Head if config.features == "three" else EagleHead
     if config.warm_start:
         head = load_head(config.warm_start, target, dtype)
-        drafted = None if head.vocabulary is None else len(head.vocabulary)
-        free = kind is EagleHead or config.draft_vocab == "auto"
-        same = {*head.norms} == {*config.norms} and (free or drafted == config.draft_vocab)
-        same &= config.layer in (FAMILY, head.family.name)
-        if type(head) is not kind or not same:
-            raise UserError(
-                f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} with"
-                f" norms=[{','.join(head.norms)}] and a {head.family.name} layer, and drafts"
-                f" {drafted or 'all'} tokens, which is no head of draft.features={config.features}"
-                f" with draft.layer={config.layer}, draft.norms=[{','.join(config.norms)}] and"
-                f" draft.draft_vocab={config.draft_vocab}."
-            )
-        if kind is EagleHead and (drafted is None or config.draft_vocab != "auto"):
-            head.vocabulary = vocabulary
-        if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM would leave it out
-            head.fc.register_parameter("bias", None)
-        return head.requires_grad_(True).train()
+        return _warm_start(head, config, vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        if kind is EagleHead:
-            return EagleHead(target, config.layer, dtype, vocabulary=vocabulary)
-        return Eagle3Head(target, config.layer, vocabulary, config.norms, dtype=dtype)
+        if config.features == "three":
+            return Eagle3Head(target, config.layer, vocabulary, config.norms, dtype=dtype)
+        return EagleHead(target, config.layer, dtype, vocabulary=vocabulary)
+
+
+def _warm_start(head: EagleHead, config: HeadConfig, vocabulary: Tensor | None) -> EagleHead:
+    """Make a loaded head trainable. Raises UserError if it is not what is asked for."""
+    three, auto = config.features == "three", config.draft_vocab == "auto"
+    drafted = None if head.vocabulary is None else len(head.vocabulary)
+    same = isinstance(head, Eagle3Head) == three and {*head.norms} == {*config.norms}
+    same &= config.layer in (FAMILY, head.family.name)
+    same &= auto or not three or drafted == config.draft_vocab
+    if not same:
+        raise UserError(
+            f"draft.warm_start={config.warm_start}: its head is of kind {head.kind} with"
+            f" norms=[{','.join(head.norms)}] and a {head.family.name} layer, and drafts"
+            f" {drafted or 'all'} tokens, which is no head of draft.features={config.features}"
+            f" with draft.layer={config.layer}, draft.norms=[{','.join(config.norms)}] and"
+            f" draft.draft_vocab={config.draft_vocab}."
+        )
+    if not three and (drafted is None or not auto):
+        head.vocabulary = vocabulary
+    if head.other_sizes.pop("fc_bias", False):  # of a published head; vLLM would leave it out
+        head.fc.register_parameter("bias", None)
+    return head.requires_grad_(True).train()
 
 
 class HeadModule(RowModule):

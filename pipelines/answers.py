@@ -125,12 +125,10 @@ class SelfMade:
                 if len(texts) == wanted:
                     break
                 if looked >= FIRST and len(texts) < LEAST * looked:
-                    raise UserError(_unusable(looked, texts, reasons))
+                    raise UserError(_unusable(f"{len(texts)} of {looked}", reasons))
         self.store.finish()
-        left_out = "".join(f"; {number} {reason}" for reason, number in reasons.most_common())
-        console.print(
-            f"self-made {self.store.kind}: {len(texts)} of {looked} can be used{left_out}"
-        )
+        usable = f"{len(texts)} of {looked} can be used{and_skipped(reasons)}"
+        console.print(f"self-made {self.store.kind}: {usable}")
         return texts
 
     def _written(self) -> Iterator[tuple[str, bool]]:
@@ -151,12 +149,16 @@ class SelfMade:
         return head.rstrip("\ufffd").strip(), bool(closed) or len(ids) < self.most
 
 
-def _unusable(looked: int, texts: list[str], reasons: Counter[str]) -> str:
-    told = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common())
+def and_skipped(reasons: Counter[str]) -> str:
+    """Tell how many texts were left out, by reason."""
+    return "".join(f"; skipped {count} {reason}" for reason, count in reasons.most_common())
+
+
+def _unusable(share: str, reasons: Counter[str]) -> str:
     advice = "Give data of your own (data=prompts.jsonl)"
-    if reasons[UNFINISHED] * 2 > looked:
+    if reasons[UNFINISHED] * 2 > reasons.total():
         advice += ", or raise data.self_made.tokens if its turns are long"
     return (
-        f"data=self: of {looked} texts that the target wrote {len(texts)} can be used ({told})."
+        f"data=self: {share} texts that the target wrote can be used{and_skipped(reasons)}."
         f" {advice}."
     )

@@ -47,20 +47,23 @@ class CheckConfig(GenerateConfig):
     texts: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.temperature or self.prompt or self.compare or self.model.target:
+            raise UserError(
+                "temperature=0, prompt, compare, model.target: leave them out. Greedy texts are"
+                " always compared, and all texts follow the run's held-out prompts."
+            )
+        if self.new_tokens < SHORTEST or self.texts * self.new_tokens < FEWEST:
+            raise UserError(
+                f"texts={self.texts} new_tokens={self.new_tokens}: that is too little to find a"
+                f" bias by. Give texts of {SHORTEST} tokens or more, and {FEWEST} tokens in all."
+            )
+
 
 def check(config: CheckConfig) -> None:
     """Print what agrees. Exits with status 1 where something does not."""
     run = Run(config.run, config.paths.checkpoints)
-    if not config.temperature or config.prompt or config.compare or config.model.target:
-        raise UserError(
-            "temperature=0, prompt, compare, model.target: leave them out. Greedy texts are"
-            " always compared, and all texts follow the run's held-out prompts."
-        )
-    if config.new_tokens < SHORTEST or config.texts * config.new_tokens < FEWEST:
-        raise UserError(
-            f"texts={config.texts} new_tokens={config.new_tokens}: that is too little to find a"
-            f" bias by. Give texts of {SHORTEST} tokens or more, and {FEWEST} tokens in all."
-        )
     check_device(config.model.device)
     quiet()
     import torch
@@ -74,8 +77,7 @@ def check(config: CheckConfig) -> None:
         prompts = [prompt.tokens for prompt in held_out]
         room = config.new_tokens + MARGIN
         shapes = StaticShapes(max(map(len, prompts)) + room)
-        static = shapes if config.model.static_shapes else None
-        decoder = make_decoder(config, run, static)
+        decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
         check_prompts(held_out, decoder.target, room, decoder.max_context)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [

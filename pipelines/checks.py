@@ -45,13 +45,13 @@ def check_config(config: Config, others: Sequence[str] = ()) -> None:
     parts = (
         _lengths,
         _stages,
-        _missing_sources,
+        _files,
         _ignored,
         _installed,
+        _models,
         _folders,
         _counts,
         _texts,
-        _bad_rows,
     )
     if faults := [*others, *(fault for part in parts for fault in part(config))]:
         raise UserError("\n".join(faults))
@@ -197,8 +197,8 @@ def _texts(config: Config) -> Iterator[str]:
     )
 
 
-def _missing_sources(config: Config) -> Iterator[str]:
-    """Find files that a user gives, or that a preset leaves to the user, and that are not there."""
+def _files(config: Config) -> Iterator[str]:
+    """Find files that are not given, not there, or have bad rows that are not to be left out."""
     for key, source, _ in sources(config):
         if not source:
             example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
@@ -207,20 +207,14 @@ def _missing_sources(config: Config) -> Iterator[str]:
                 " name of a hub dataset)."
             )
             continue
-        local = Path(source).suffix in FILE_FORMATS and "://" not in source
-        if local and not Path(source).is_file():
+        path = Path(os.path.expanduser(source))
+        kind, there = FILE_FORMATS.get(path.suffix), path.is_file()
+        if kind and not there and "://" not in source:
             yield (
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
-
-
-def _bad_rows(config: Config) -> Iterator[str]:
-    """Find JSON files with rows that cannot be read, where they are not to be left out."""
-    for key, source, _ in sources(config):
-        path = Path(os.path.expanduser(source or ""))
-        is_json = FILE_FORMATS.get(path.suffix) == "json" and path.is_file()
-        if config.data.strict and is_json and (fault := json_rows(path).fault):
+        elif there and kind == "json" and config.data.strict and (fault := json_rows(path).fault):
             yield f"{key}.source={source}: {fault}. Mend it, or leave out data.strict."
 
 
@@ -260,22 +254,24 @@ def _installed(config: Config) -> Iterator[str]:
         )
 
 
-def _folders(config: Config) -> Iterator[str]:
-    """Find folders of models, heads and runs that are not there, or cannot be written to."""
-    folders = {
-        **{f"model.{role}": name for role, name in config.model.given.items()},
-        "draft.warm_start": config.draft.warm_start,
-    }
+def _models(config: Config) -> Iterator[str]:
+    """Find models and heads that are neither a folder nor, for a model, a name on the hub."""
+    folders = {f"model.{role}": name for role, name in config.model.given.items()}
+    if config.draft.warm_start:
+        folders["draft.warm_start"] = config.draft.warm_start
     for key, folder in folders.items():
-        if not folder or Path(folder).is_dir():
+        path, on_hub = Path(folder), key != "draft.warm_start" and is_hub_name(folder)
+        if path.is_dir() or (on_hub and not path.exists()):
             continue
-        if Path(folder).exists() or key == "draft.warm_start" or not is_hub_name(folder):
-            fault = "it is a file" if Path(folder).exists() else "there is no such folder"
-            fault = lacks(Path(folder)) or fault
-            yield (
-                f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or"
-                " ORG/NAME)."
-            )
+        fault = "it is a file" if path.exists() else "there is no such folder"
+        yield (
+            f"{key}={folder}: {lacks(path) or fault}. Give a folder, or for a model a hub name"
+            " (NAME or ORG/NAME)."
+        )
+
+
+def _folders(config: Config) -> Iterator[str]:
+    """Find a base that is no run, and a folder of runs that cannot be written to."""
     runs = Path(config.paths.checkpoints).absolute()
     if config.base and config.base not in finished(runs):
         yield (
@@ -284,8 +280,8 @@ def _folders(config: Config) -> Iterator[str]:
         )
     there = next(path for path in (runs, *runs.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "is not a folder" if not there.is_dir() else "cannot be written to"
-        yield (f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder.")
+        why = "cannot be written to" if there.is_dir() else "is not a folder"
+        yield f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."
 
 
 def _check_login() -> None:

@@ -211,21 +211,23 @@ def _check_arguments(arguments: Sequence[str]) -> None:
             " out, or set it to 1."
         )
     for argument in arguments:
-        key, equals, _ = argument.partition("=")
-        faults = {
-            "there is no such option; every argument is key=value, and --help lists the keys": (
-                key.startswith("-") and key not in _OPTIONS
-            ),
-            "there is no key before the equals sign": bool(equals) and not key.strip("+~"),
-            "it holds characters that cannot be shown; leave them out": not argument.isprintable(),
-            f"it has {len(argument)} characters, and {LONGEST} can be read": (
-                len(argument) > LONGEST
-            ),
-        }
-        if key.rpartition(".")[2] in _TEXTS:
-            faults = {"it is no UTF-8 text": bool(re.search("[\ud800-\udfff]", argument))}
-        for fault in (fault for fault, is_so in faults.items() if is_so):
+        if fault := _fault_of_argument(argument):
             raise UserError(f"{_shown([argument])}: {fault}.")
+
+
+def _fault_of_argument(argument: str) -> str:
+    key = argument.partition("=")[0]
+    if key.rpartition(".")[2] in _TEXTS:
+        return "it is no UTF-8 text" * bool(re.search("[\ud800-\udfff]", argument))
+    if not key.strip("+~"):
+        return "there is no key; every argument is key=value, and --help lists the keys"
+    if key.startswith("-") and key not in _OPTIONS:
+        return "there is no such option; every argument is key=value, and --help lists the keys"
+    if not argument.isprintable():
+        return "it holds characters that cannot be shown; leave them out"
+    if len(argument) > LONGEST:
+        return f"it has {len(argument)} characters, and {LONGEST} can be read"
+    return ""
 
 
 def _shown(arguments: Sequence[str]) -> str:

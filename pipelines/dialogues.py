@@ -31,7 +31,7 @@ from nde_talf.data.text.settings import SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.pipelines.answers import SelfMade, shards_of
+from nde_talf.pipelines.answers import SelfMade, and_skipped, shards_of
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.own_data import framed, shortened, show
 from nde_talf.pipelines.pair import SHOWN, TURN, answers_type
@@ -47,13 +47,10 @@ def with_self_made(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config
     A target without a chat template makes text and no dialogues.
     """
     own = config.dialogues
-    if (
-        own.source
-        or config.data.source != SELF
-        or not (own.chat_template or tokenizer.chat_template)
-    ):
-        return config
-    return replace(config, dialogues=replace(own, source=SELF, regenerate=True))
+    chat = own.chat_template or tokenizer.chat_template
+    if chat and not own.source and config.data.source == SELF:
+        return replace(config, dialogues=replace(own, source=SELF, regenerate=True))
+    return config
 
 
 def dialogue_rows(
@@ -76,52 +73,57 @@ def dialogue_rows(
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
     engine = cache(lambda: _engine(config, Pair(folders["pair"])))
-    skipped = Counter[str]()
+    dialogues = _questions(config, folders, encoder, lambda: engine()[0])
+    named = Dataset.from_dict({"name": [one.name for one in dialogues]})
+    sides = split_documents(named, settings.held_out, config.seed)
+    if settings.regenerate:
+        dialogues = _regenerated(config, folders, encoder, dialogues, engine)
     if settings.source == SELF:
-        dialogues = _self_made(config, folders, encoder, lambda: engine()[0])
+        said = ("\n".join(each["content"] for each in one.messages) for one in dialogues[:SHOWN])
+        show("dialogues of the target with itself", [*said])
+    encoded = {}
+    for title, side in zip(("train", "held out"), sides, strict=True):
+        names = {*side["name"]}
+        documents, skipped = encode_dialogues(encoder, (d for d in dialogues if d.name in names))
+        usable = f"{len(documents)} documents{and_skipped(skipped)}"
+        if not documents:
+            raise UserError(f"{KEY}.source={settings.source}: to {title} there are {usable}.")
+        console.print(f"{title}: {usable}")
+        encoded[title] = documents
+    _show_first(encoder, encoded["train"][0])
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad = next(token for token in ends if token is not None)
+    train, held_out = (
+        _packed(title, documents, settings.length, pad) for title, documents in encoded.items()
+    )
+    return train, held_out
+
+
+def _packed(title: str, documents: list[Document], length: int, pad: int) -> TokenRows:
+    rows = pack_documents(documents, length, pad)
+    console.print(
+        f"{title}: {len(rows)} rows of {length}, {int(rows.loss.sum()):,} tokens that count,"
+        f" {rows.padding:.1%} padding,"
+        f" {sum(len(document.tokens) > length for document in documents)} documents cut"
+    )
+    return rows
+
+
+def _questions(
+    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
+) -> list[Dialogue]:
+    """Read the dialogues, or let the target ask them; none asks what a test prompt asks."""
+    own, skipped = config.dialogues, Counter[str]()
+    if own.source == SELF:
+        dialogues = _self_made(config, folders, encoder, engine)
     else:
-        dialogues, skipped = read_dialogues(settings, config.seed)
+        dialogues, skipped = read_dialogues(own, config.seed)
     prompts = Pair(folders["pair"]).every_prompt()
     tests = {prompt.question for prompt in prompts if prompt.split == "test"}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)
-    console.print(f"{settings.source}: {len(kept)} dialogues" + _and_skipped(+skipped))
-    named = Dataset.from_dict({"name": [one.name for one in kept]})
-    sides = split_documents(named, settings.held_out, config.seed)
-    if settings.regenerate:
-        asking = replace(config, dialogues=settings)
-        kept = _regenerated(asking, folders, encoder, kept, engine)
-        if settings.source == SELF:
-            said = ("\n".join(each["content"] for each in one.messages) for one in kept[:SHOWN])
-            show("dialogues of the target with itself", [*said])
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    pad = next(token for token in ends if token is not None)
-    encoded = []
-    for title, side in zip(("train", "held out"), sides, strict=True):
-        names = {*side["name"]}
-        documents, skipped = encode_dialogues(encoder, (one for one in kept if one.name in names))
-        if not documents:
-            raise UserError(
-                f"{KEY}.source={settings.source}: no dialogue to {title} can be"
-                f" used{_and_skipped(skipped)}."
-            )
-        encoded.append((title, documents, skipped))
-    text = _marked(encoder, encoded[0][1][0])
-    if encoder.unused:
-        lines = told(Counter({(UNUSED, name): number for name, number in encoder.unused.items()}))
-        text.append("\n─\n" + "\n".join(lines))
-    framed("first dialogue: what counts stands in ⟦ ⟧", text)
-    packed: list[TokenRows] = []
-    for title, documents, skipped in encoded:
-        rows = pack_documents(documents, settings.length, pad)
-        packed.append(rows)
-        console.print(
-            f"{title}: {len(documents)} documents in {len(rows)} rows of {settings.length},"
-            f" {int(rows.loss.sum()):,} tokens that count, {rows.padding:.1%} padding,"
-            f" {sum(len(d.tokens) > settings.length for d in documents)} cut"
-            + _and_skipped(skipped)
-        )
-    return packed[0], packed[1]
+    console.print(f"{own.source}: {len(kept)} dialogues{and_skipped(+skipped)}")
+    return kept
 
 
 def _self_made(
@@ -191,15 +193,14 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     return TransformersEngine(target, engine.batch), min(length, target.max_context)
 
 
-def _marked(encoder: ChatEncoder, document: Document) -> Text:
-    """A document's text; what counts is green and in brackets, and the rest dim."""
+def _show_first(encoder: ChatEncoder, document: Document) -> None:
+    """Print a document; what counts is green and in brackets, and the rest dim."""
     text = Text()
     for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
         part = shortened(encoder.decode([token for token, _ in run]))
         marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
         text.append(marked, style)
-    return text
-
-
-def _and_skipped(skipped: Counter[str]) -> str:
-    return "".join(f"; skipped {count} {reason}" for reason, count in skipped.most_common())
+    if encoder.unused:
+        lines = told(Counter({(UNUSED, name): number for name, number in encoder.unused.items()}))
+        text.append("\n─\n" + "\n".join(lines))
+    framed("first dialogue: what counts stands in ⟦ ⟧", text)

@@ -37,14 +37,13 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
     config = read_config(where, key)
     try:
         with torch.device("meta"):
-            model = architecture(config)[0].from_config(config, dtype=dtype)
+            return architecture(config)[0].from_config(config, dtype=dtype)
     except Exception as error:  # transformers raises whatever a wrong configuration leads to
         raise UserError(
             f"{key}={where}: no causal language model can be built of its configuration"
             f" ({first_line(error)}). Give a folder with config.json, or the name of a hub model"
             " where the hub can be reached."
         ) from error
-    return model
 
 
 def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
@@ -82,14 +81,8 @@ def _print_sizes(config: Config) -> None:
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
-        size, text = model.dtype.itemsize, model.config.get_text_config()
-        given = text.to_dict()
-        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
-        if heads := given.get("num_attention_heads"):  # Mamba has none
-            keys = given.get("num_key_value_heads") or heads
-            keys *= given.get("head_dim") or text.hidden_size // heads
-            context = decimal(2000 * text.num_hidden_layers * keys * size)
-            table.add_row(f"{role}: 1,000 tokens of context", context)
+        size = decimal(count * model.dtype.itemsize)
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {size}")
     if "draft" in models:
         counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
         a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}
@@ -97,11 +90,8 @@ def _print_sizes(config: Config) -> None:
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
-        size = roots * (2 * (target + 2 * draft) + 4 * numbers)
-        table.add_row("traces on disk", f"{decimal(size)}, at most {roots:,} roots")
-    if config.draft.draft_vocab == "auto":
-        when = "some if timing their readout says that it pays, else all"
-        table.add_row("tokens that a head drafts", when)
+        size = decimal(roots * (2 * (target + 2 * draft) + 4 * numbers))
+        table.add_row("traces on disk", f"{size}, at most {roots:,} roots")
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))

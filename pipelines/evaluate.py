@@ -16,6 +16,7 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
@@ -26,18 +27,20 @@ from nde_talf.evaluation.report import ReportData, write_report
 from nde_talf.evaluation.sample import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
-from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config
+from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
 from nde_talf.pipelines.drafted import load_drafted, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import MANIFEST
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.pipelines.selector import roots_of
 from nde_talf.pipelines.stage import Stage, console
-from nde_talf.pipelines.tracking import read_curves, tracked
+from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
+from nde_talf.selector.roots import Roots
 
 MACHINES = "machines.json"
+TITLES = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
 FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
 # Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
 MIN_PAIR_SECONDS = 600
@@ -63,11 +66,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     models = load_drafted(config, folders)
-    asked = evaluation.draft_temperature
-    raw = asked == AUTO and config.traces.draft_temperature == "raw"  # as it was traced
-    drawn = read_draft_temperature("raw" if raw else asked)
     prompts, tuning, fixed = _prompts(config, pair, models)
-    made = _benches(config, folders, models, tuning, drawn, fixed)
+    made = _benches(config, folders, models, tuning, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
     plans = {}
@@ -89,15 +89,20 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
             data.sample["trained_here"] = True
         write_report(data, folder)
-        for name, rows in data.tables.items():
-            for row in rows:
-                figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
-                figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
-                tracker.log({f"{name}/{row.method}": figures})
+        _log(tracker, data)
         tracker.report(folder)
     return {
         setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
     }
+
+
+def _log(tracker: Tracker, data: ReportData) -> None:
+    """Log the tables of the report."""
+    for name, rows in data.tables.items():
+        for row in rows:
+            figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
+            figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
+            tracker.log({f"{name}/{row.method}": figures})
 
 
 def _note_machine(config: Config, folder: Path) -> list[str]:
@@ -157,17 +162,13 @@ def _benches(
     folders: dict[str, Path],
     models: tuple[CausalModel, CausalModel | None],
     tuning: list[Prompt],
-    draft_setting: SamplingSetting | str,
     fixed: StaticShapes | None,
 ) -> dict[str, Bench]:
     """Make the parts of the methods of every sampling setting, by the setting's name."""
     evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
-    texts = [prompt.tokens for prompt in tuning]
-    roots, table, head = None, None, None
-    if draft:
-        with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
-            roots = roots_of(folders["traces"], config.traces.verifiers)[0]
-        table = LatencyTable.load(folders["latency"] / TABLE)
+    texts, drawn = [prompt.tokens for prompt in tuning], _draft_setting(config)
+    roots, table = _labels_and_prices(config, folders) if draft else (None, None)
+    head = None
     if "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
     parts_by_setting = {}
@@ -179,7 +180,7 @@ def _benches(
             setting,
             Tuner(folders["evaluate"] / f"tuned-{title}.json", evaluation.new_tokens, texts),
             StaticTrees.of(roots, table, setting),
-            draft_setting,
+            drawn,
             evaluation.draft_temperature,
             fixed,
             "tuned" in groups and draft is not None,
@@ -193,22 +194,32 @@ def _benches(
             exports = folders["selector"] / "export"
             bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
         if "policies" in groups:
-            bench.policies = {
-                _policy_title(name, options): (
-                    make_policy(name, options),
-                    default_verifier(name, setting.temperature),
-                )
-                for name, options in evaluation.policies.items()
-            }
+            bench.policies = dict(_policies(evaluation, setting.temperature))
     return parts_by_setting
 
 
-def _policy_title(name: str, options: dict[str, Any]) -> str:
-    """The name of a policy in tables: "SALF (nodes=32)"."""
-    titles = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
-    title = titles.get(name, name.replace("_", " ").capitalize())
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{title} ({given})" if given else title
+def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:
+    """Load the roots to learn from and the latency table, by which static trees are chosen."""
+    with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
+        roots, _ = roots_of(folders["traces"], config.traces.verifiers)
+    return roots, LatencyTable.load(folders["latency"] / TABLE)
+
+
+def _draft_setting(config: Config) -> SamplingSetting | str:
+    """Return the warp of the draft; where none is asked for, an unwarped draft stays as traced."""
+    asked, traced = config.evaluation.draft_temperature, config.traces.draft_temperature
+    return read_draft_temperature(traced if (asked, traced) == (AUTO, "raw") else asked)
+
+
+def _policies(
+    evaluation: EvaluationConfig, temperature: float
+) -> Iterator[tuple[str, tuple[TreePolicy, str]]]:
+    """List the policies by their titles in tables, such as "SALF (nodes=32)", with their rules."""
+    for name, options in evaluation.policies.items():
+        title = TITLES.get(name, name.replace("_", " ").capitalize())
+        if options:
+            title += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
+        yield title, (make_policy(name, options), default_verifier(name, temperature))
 
 
 def _without_labels(config: Config) -> str:

@@ -128,14 +128,11 @@ class Run:
 
         It is the one under the setting nearest in temperature.
         """
-        trees: dict[str, Action] = {}
-        for name in SETTINGS:
+        for name in sorted(SETTINGS, key=lambda it: abs(SETTINGS[it].temperature - temperature)):
             tuned = "\n".join(self.tuned(name).values())
             if found := re.search(r"head \((\d+), (\d+), (\d+)\)", tuned):
-                trees[name] = Action(*map(int, found.groups()))
-        if not trees:
-            return Action(1, 0, 4)
-        return trees[min(trees, key=lambda name: abs(SETTINGS[name].temperature - temperature))]
+                return Action(*map(int, found.groups()))
+        return Action(1, 0, 4)
 
     def tuned(self, setting: str) -> dict[str, str]:
         """Return what the evaluation timed fastest under a setting, by role."""

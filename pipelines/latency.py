@@ -49,8 +49,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     timing = threads(config.evaluation.threads)
     with tracked(config, "latency", folders["latency"]) as tracker, timing:
         text = pair.rows("held_out").flatten()[:longest].tolist()
-        where = ", ".join(map(str, sorted(set(contexts))))
-        console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
+        where = sorted({*contexts})
+        console.print(f"timing steps of the loop at contexts of {where} tokens ...", style="dim")
         settings = [SETTINGS[name] for name in traces.settings]
         raw = RAW if traces.draft_temperature == "raw" else None
         conditions = Conditions(settings, config.model.static_shapes, raw)

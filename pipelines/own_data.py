@@ -23,7 +23,7 @@ from nde_talf.data.text.conversation import (
     unused_columns,
 )
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, is_hub_name
+from nde_talf.data.text.settings import ANSWERS, FILE_FORMATS, PromptSet, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
@@ -45,16 +45,12 @@ SPREAD = 0.57
 def in_full(arguments: Sequence[str]) -> Iterator[str]:
     """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
     for each in arguments:
-        group, _, value = each.partition("=")
-        if group in WORDS:
-            value = unquoted(value)
-        if group not in WORDS or not value or value[0] in "[{'\"":
-            yield each
-        elif value in presets(group):
-            if Path(value).exists():
-                console.print(f"! {each} is the preset; the file is {group}=./{value}")
-            yield each
-        elif _is_source(value):
+        group, _, given = each.partition("=")
+        value = unquoted(given)
+        preset = group in WORDS and value in presets(group)
+        if preset and Path(value).exists():
+            console.print(f"! {each} is the preset; the file is {group}=./{value}")
+        if group in WORDS and not preset and _is_source(value):
             yield f"{group}=file"
             yield quoted(WORDS[group], local(value))
         else:
@@ -69,15 +65,10 @@ def without_data(arguments: Sequence[str]) -> bool:
     return target != "null" and not is_shipped(target) and not texts and not given.get("model")
 
 
-def argument(key: str, value: Any) -> str:
-    """Write a key and a value as an argument that Hydra reads as they are."""
-    if isinstance(value, str):
-        value = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-
-
 def _is_source(value: str) -> bool:
-    """Tell a path or ORG/NAME from a preset that is spelt wrong."""
+    """Tell a path or ORG/NAME from a list of presets, and from one that is spelt wrong."""
+    if not value or value[0] in "[{'\"":
+        return False
     on_hub = "/" in value and is_hub_name(value.partition(":")[0])
     path = Path(local(value))
     return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
@@ -97,10 +88,7 @@ def _fit_prompts(config: Config) -> None:
     for name, entry in config.data.sets.items():
         own = entry.template is None or name == "file"
         if own and _readable(entry.source):
-            key = f"data.sets.{name}.template"
-            count, template = _prompts(str(entry.source), entry.split, entry.template, key)
-            entry.template = template
-            counts.append(count)
+            counts.append(_recognise_prompts(entry, f"data.sets.{name}.template"))
     if counts:
         _fit_counts(config, min(counts) * len(config.data.sets))
         _tell(config)
@@ -113,17 +101,18 @@ def _readable(source: str | None) -> bool:
     return Path(source).suffix not in FILE_FORMATS or Path(source).exists()
 
 
-def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[int, str]:
-    """Count the prompts of a source, and return the template that gives them."""
+def _recognise_prompts(entry: PromptSet, key: str) -> int:
+    """Find the template of a set's prompts, if none is given, and count them."""
     from nde_talf.data.text.corpus import load_table
     from nde_talf.data.text.recognise import distinct, question_template
 
-    rows = load_table(source, split)
-    template = template or question_template(rows, source, key)
-    rendered = RowTemplate(template, source, key)
+    source = str(entry.source)
+    rows = load_table(source, entry.split)
+    entry.template = entry.template or question_template(rows, source, key)
+    rendered = RowTemplate(entry.template, source, key)
     texts, notes = distinct(rows, rendered)
     show(
-        f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",
+        f"{source}: {len(texts)} prompts by {entry.template!r}, of {len(rows)} rows",
         texts[:3],
         notes,
         unused_columns(rows.column_names, rendered.columns),
@@ -133,7 +122,7 @@ def _prompts(source: str, split: str, template: str | None, key: str) -> tuple[i
             f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
             " some and to decode others. 60 are enough for a first run."
         )
-    return len(texts), template
+    return len(texts)
 
 
 def show(
@@ -145,9 +134,10 @@ def show(
     """Print the first texts in a frame, with what is left out or not used of all, `columns` too."""
     console.print(title, soft_wrap=True)
     lines = told(notes or Counter())
-    lines += [f"columns not used: {', '.join(columns)}"] * bool(columns)
-    parts = [*map(shortened, texts), *["\n".join(lines)] * bool(lines)]
-    framed("the first", Text("\n─\n".join(parts)))
+    if columns:
+        lines.append(f"columns not used: {', '.join(columns)}")
+    parts = [*map(shortened, texts), "\n".join(lines)]
+    framed("the first", Text("\n─\n".join(filter(None, parts))))
 
 
 def framed(title: str, text: Text) -> None:
@@ -205,12 +195,9 @@ def _tell(config: Config) -> None:
 
 def _fit_dialogues(config: Config) -> None:
     """Recognise the layout of dialogues and show three of them."""
-    own = config.dialogues
-    if config.stage not in ("all", "draft") or not _readable(own.source):
-        return
-    if not Path(str(own.source)).exists() and (
-        own.column or own.user
-    ):  # a preset, which says where the turns are
+    own, read = config.dialogues, config.stage in ("all", "draft")
+    preset = own.column or own.user  # of a hub's dialogues, which says where the turns are
+    if not (read and _readable(own.source)) or (preset and not Path(str(own.source)).exists()):
         return
     from nde_talf.data.dialogues.read import read_dialogues, turns_in
     from nde_talf.data.text.corpus import load_table
@@ -229,10 +216,15 @@ def _fit_dialogues(config: Config) -> None:
     if own.regenerate:
         console.print("The target gives the answers (dialogues.regenerate=true).")
     own.held_out = max(own.held_out, min(0.5, 8 / len(dialogues)))
-    if not config.model.target:  # what is trained here has no chat template, and a short context
-        plain: Any = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
-        own.chat_template = own.chat_template or plain.chat_template
-        own.length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
+    if not config.model.target:
+        _fit_to_small(config)
+
+
+def _fit_to_small(config: Config) -> None:
+    """Give dialogues what a target that is trained here lacks: a chat template, a long context."""
+    own, plain = config.dialogues, OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
+    own.chat_template = own.chat_template or plain.chat_template
+    own.length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
 
 
 def _recognise(config: Config, rows: Any) -> None:
@@ -244,11 +236,7 @@ def _recognise(config: Config, rows: Any) -> None:
         own.user = question_template(rows, str(own.source), "dialogues.user")
         own.assistant = answer_template(rows)
     unanswered = not own.assistant if own.user else own.column in (None, "turns")
-    if unanswered and (own.user or _questions(rows)):
-        own.regenerate = True
-
-
-def _questions(rows: Any) -> bool:
-    """Tell whether the rows hold lists of questions alone."""
     turns = rows[0].get("turns") if len(rows) else None
-    return isinstance(turns, list) and bool(turns) and all(isinstance(turn, str) for turn in turns)
+    questions = isinstance(turns, list) and {*map(type, turns)} == {str}
+    if unanswered and (own.user or questions):
+        own.regenerate = True

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     given = [*model.given.values()]
     if model.target:  # wrong input first
         shared_tokenizer(model)
-    models = load_models(given, *model.placed) if given else []
+    models = load_models(given, *model.placed)
     context = shared_context(config, (model.max_context for model in models))
     text = _read(config, folder, models, context)
     if models:
@@ -115,7 +116,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tokens = text.train.numel(), text.held_out.numel()
         console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
         with working("evaluating the models on held-out text"):
-            metrics = _figures(models, text)
+            rows = spread(text.held_out, HELD_OUT_ROWS)
+            metrics = held_out_report(models[0], models[1] if models[1:] else None, rows)
         target, draft = _places(model)
         Pair(folder).write(
             target, draft, text.prompts, data.test_prompts, text.train, text.held_out
@@ -141,38 +143,40 @@ def _places(model: ModelConfig) -> tuple[str, str | None]:
 class _Text:
     """Rows of token ids, and held-out prompts.
 
-    Attributes:
-        domains: held-out rows by domain.
-        for_draft: rows that a draft trained here learns from.
+    for_draft: rows that a draft trained here learns from.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: Tensor
     held_out: Tensor
-    domains: dict[str, Tensor]
     for_draft: Tensor
-    prompts: list[Prompt]
+    prompts: list[Prompt] = field(default_factory=list)
 
 
 def _shipped_text(config: Config) -> _Text:
     """Read the text that ships with the pair, which nothing held out of it was trained on."""
-    data, tokenizer, (train, domains) = config.data, shared_tokenizer(config.model), shipped_rows()
+    data, (train, domains) = config.data, shipped_rows()
     prompts = [] if data.sets else shipped_prompts(data.prompt_count)
-    return _Text(tokenizer, train, torch.cat([*domains.values()]), domains, train, prompts)
+    held_out = torch.cat([*domains.values()])
+    return _Text(shared_tokenizer(config.model), train, held_out, train, prompts)
 
 
-def _text(config: Config, documents: Dataset | None = None) -> _Text:
-    """Read the corpus, or take `documents`, and hold some of them out."""
-    data, length, given = config.data, config.model.length, bool(config.model.target)
+def _corpus_text(config: Config) -> _Text:
+    """Read the corpus; a target that answers own prompts is trained on the standard library."""
+    data = config.data
     with working("reading the text"):
-        if documents:
-            pass
-        elif data.mix:
+        if data.mix:
             documents = load_mixture(data.mix)
-        else:  # a target that answers own prompts is trained on the standard library
+        else:
             source = STANDARD_LIBRARY if data.source == ANSWERS else data.source
             documents = load_documents(source, data.column, data.split)
-        train, held_out = split_documents(documents, data.held_out, config.seed)
+    return _tokenised(config, documents)
+
+
+def _tokenised(config: Config, documents: Dataset) -> _Text:
+    """Hold some of the documents out, and return all as rows; take prompts from those held out."""
+    data, length, given = config.data, config.model.length, bool(config.model.target)
+    train, held_out = split_documents(documents, data.held_out, config.seed)
     with working("tokenising it" if given else "training a tokenizer, and tokenising the text"):
         tokenizer = (
             shared_tokenizer(config.model)
@@ -180,40 +184,34 @@ def _text(config: Config, documents: Dataset | None = None) -> _Text:
             else train_tokenizer(train["text"], config.model.vocab_size)
         )
         rows, held_out_rows = (pack(tokenizer, part["text"], length) for part in (train, held_out))
-    prompts: list[Prompt] = []
+    text = _Text(tokenizer, rows, held_out_rows, rows)
     if not data.sets:
         limits = (data.prompt_tokens[0], data.prompt_tokens[1])
-        prompts = prompts_from_documents(
+        text.prompts = prompts_from_documents(
             held_out, data.prompt_count, config.seed, tokenizer, limits
         )
-    by_domain = {domain: _texts_of(held_out, "kind", domain) for domain in data.mix}
-    domains = {name: pack(tokenizer, texts, length) for name, texts in by_domain.items() if texts}
-    known = rows
     if data.mix and not given:
-        texts = _texts_of(train, "for_draft", True)
+        learnt = zip(train["text"], train["for_draft"], strict=True)
+        texts = [one for one, for_draft in learnt if for_draft]
         if not texts:
             raise UserError(
                 "data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus."
             )
-        known = pack(tokenizer, texts, length)
-    return _Text(tokenizer, rows, held_out_rows, domains, known, prompts)
-
-
-def _texts_of(documents: Dataset, column: str, value: Any) -> list[str]:
-    pairs = zip(documents["text"], documents[column], strict=True)
-    return [text for text, each in pairs if each == value]
+        text.for_draft = pack(tokenizer, texts, length)
+    return text
 
 
 def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: int) -> _Text:
     """Read text and prompts; a target that is given writes the text that a draft learns from."""
     given, source = config.model.target, config.data.source
-    own = given is not None and source in (ANSWERS, SELF)
+    own = given is not None and source == ANSWERS
     engine = cache(lambda: _engine(config, models[0]))
-    if own and source == SELF:
+    if source == SELF:
         text = _self_made(config, folder, models[0].max_context, engine)
         own = bool(text.tokenizer.chat_template)
     else:
-        text = (_own_text if own else _shipped_text if is_shipped(given) else _text)(config)
+        read = _own_text if own else _shipped_text if is_shipped(given) else _corpus_text
+        text = read(config)
     if config.data.sets:
         text.prompts = set_prompts(config, text.tokenizer, context)
     text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
@@ -254,7 +252,7 @@ def _self_made(
         begun = tokenizer.decode(opening.tokens)
         show(f"no chat template: the target writes text after {begun!r}", texts[:SHOWN])
         names = [f"{at}" for at in range(len(texts))]
-        return _text(config, Dataset.from_dict({"name": names, "text": texts}))
+        return _tokenised(config, Dataset.from_dict({"name": names, "text": texts}))
     show("questions that the target asks itself", texts[:SHOWN])
     text = _own_text(config)
     chat_template = ChatTemplate(tokenizer, "model.target")
@@ -281,7 +279,7 @@ def answers_type(config: Config) -> str:
 def _own_text(config: Config) -> _Text:
     """Return no text yet: it is what the target answers to own prompts."""
     none = torch.zeros(0, config.model.length).long()
-    return _Text(shared_tokenizer(config.model), none, none, {}, none, [])
+    return _Text(shared_tokenizer(config.model), none, none, none)
 
 
 def shared_context(config: Config, given: Iterable[int]) -> int:
@@ -317,26 +315,22 @@ def _answer(
     Prompts of the test split are left out, and the last third of the others is held out. Where a
     head learns from dialogues, and no draft is distilled, no text to learn from is written.
     """
-    data, length, end = config.data, config.model.length, text.tokenizer.eos_token_id
+    data, end, size = config.data, text.tokenizer.eos_token_id, config.engine.batch
     splits = test_splits(text.prompts, data.test_prompts)
     traced = [p.tokens for p, split in zip(text.prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
-    sides = {"train": traced[:first], "held_out": traced[first:]}
-    counts = {"train": _answers(config), "held_out": (data.answers or ANSWERED) // 4}
+    most = min(data.answer_tokens, context - max(map(len, traced)))
+
+    def rows(side: str, asked: list[list[int]], count: int) -> Tensor:
+        store, repeated = TraceStore(folder / "answers", side), [*islice(cycle(asked), count)]
+        texts = sampled(store, engine, repeated, config.seed, most, size)
+        return in_rows(texts, end, config.model.length)
+
     if (config.dialogues.source or data.source == SELF) and not config.model.trained:
-        counts["train"] = 0
-    rows, most = {}, min(data.answer_tokens, context - max(map(len, traced)))
-    for side, asked in sides.items():
-        if not counts[side]:
-            console.print("the head learns from dialogues: no other text is sampled to learn from")
-            rows[side] = torch.zeros(0, length).long()
-            continue
-        repeated = (asked * -(-counts[side] // len(asked)))[: counts[side]]
-        store = TraceStore(folder / "answers", side)
-        texts = sampled(store, engine, repeated, config.seed, most, config.engine.batch)
-        rows[side] = in_rows(texts, end, length)
-    text.train, text.held_out, text.for_draft = rows["train"], rows["held_out"], rows["train"]
-    text.domains = {}
+        console.print("the head learns from dialogues: no other text is sampled to learn from")
+    else:
+        text.train = text.for_draft = rows("train", traced[:first], _answers(config))
+    text.held_out = rows("held_out", traced[first:], (data.answers or ANSWERED) // 4)
 
 
 def _answers(config: Config) -> int:
@@ -351,13 +345,9 @@ def shared_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
 
     It has to mark the end of a text, and to agree with the draft's on every token of both.
     """
-    target = load_tokenizer(model.target, "model.target")
+    target, where = load_tokenizer(model.target, "model.target"), f"model.target={model.target}"
     if target.eos_token_id is None:
-        raise UserError(
-            f"model.target={model.target}: its tokenizer has no end-of-text token"
-            " (eos_token); set one."
-        )
-    where = f"model.target={model.target}"
+        raise UserError(f"{where}: its tokenizer has no end-of-text token (eos_token); set one.")
     rows = read_config(str(model.target), "model.target").get_text_config().vocab_size
     check_ids(target, rows, where)
     if draft := model.given.get("draft"):
@@ -373,8 +363,8 @@ def check_template(config: Config) -> None:
     own_text = own.source and config.stage in ("all", "draft")
     if config.model.target and (own_text or chats):
         tokenizer = shared_tokenizer(config.model)
-        for key in chats if tokenizer.chat_template else ():
-            ChatTemplate(tokenizer, key)
+        if chats and tokenizer.chat_template:
+            ChatTemplate(tokenizer, chats[0])
         if own_text:
             ChatEncoder(tokenizer, own.chat_template, own.template_options)
 
@@ -420,25 +410,12 @@ def _train(
         tracker.artifact(f"{config.run}-{role}", "model", out)
 
 
-def _figures(models: list[CausalModel], text: _Text) -> dict[str, Any]:
-    """Measure the models on held-out rows, all of them and by domain."""
-    draft = models[1] if len(models) > 1 else None
-    metrics = held_out_report(models[0], draft, spread(text.held_out, HELD_OUT_ROWS))
-    if text.domains:
-        metrics["domains"] = {
-            name: held_out_report(models[0], draft, spread(rows, HELD_OUT_ROWS // 4))
-            for name, rows in text.domains.items()
-        }
-    return metrics
-
-
 def _print(metrics: dict[str, Any]) -> None:
-    for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
-        summary = f"{name}: loss of the target {own['target_nats']:.3f} nats/token"
-        if "overlap" in own:
-            overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
-            summary += f", of the draft {own['draft_nats']:.3f}; overlap {overlaps}"
-        console.print(summary)
+    summary = f"held-out text: loss of the target {metrics['target_nats']:.3f} nats/token"
+    if "overlap" in metrics:
+        overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in metrics["overlap"].items())
+        summary += f", of the draft {metrics['draft_nats']:.3f}; overlap {overlaps}"
+    console.print(summary)
 
 
 STAGE = Stage("pair", "pair", lambda config: (), settings, work)

@@ -63,13 +63,10 @@ def completed(arguments: Sequence[str]) -> list[str]:
     root = Path(values.get("paths.checkpoints", "checkpoints")).expanduser()
     name = values.get("run", "default")
     swept = "run" not in values and {"sweep", "-m", "--multirun"} & values.keys()
-    known = NAME.fullmatch(name) and not swept  # a wrong name is told when it is checked
-    bare = not lasting(given)  # then a run goes on that was ended before it had made anything
-    record = read_record(root / name, bare) if known else {}
-    base = values.get("base") or record.get("base")
-    of_base = read_record(root / base) if base and NAME.fullmatch(base) else {}
-    recorded = merged(lasting(of_base.get("arguments", [])), lasting(record.get("arguments", [])))
-    complete = merged(recorded, given)
+    # Without more keys a run goes on that was ended before it had made anything.
+    own, base = _recorded(root, None if swept else name, anyway=not lasting(given))
+    base = values.get("base") or base
+    complete = merged(merged(_recorded(root, base)[0], own), given)
     if without_data(complete):
         console.print("no data is given: the target writes text itself (data=self)")
         complete.insert(0, "data=self")
@@ -82,13 +79,18 @@ def completed(arguments: Sequence[str]) -> list[str]:
     return complete
 
 
-def merged(recorded: Iterable[str], asked: Sequence[str]) -> list[str]:
+def _recorded(root: Path, name: str | None, anyway: bool = False) -> tuple[list[str], str | None]:
+    """Return the arguments and the base in a run's record; a wrong name is told later."""
+    record = read_record(root / name, anyway) if name and NAME.fullmatch(name) else {}
+    return lasting(record.get("arguments", [])), record.get("base")
+
+
+def merged(recorded: Sequence[str], asked: Sequence[str]) -> list[str]:
     """Return recorded arguments and those asked for, which win.
 
     Another preset of a group drops what was recorded below the group.
     """
     keys = {key_of(each) for each in asked}
-    recorded = list(recorded)
     new = {key_of(each) for each in asked if each not in recorded and presets(key_of(each))}
     kept = [
         each

@@ -207,12 +207,16 @@ class Attempt:
             started -= read_manifest(target)["seconds"]
         elif (target / BEGUN).exists():
             started -= _begin(target)["seconds"]
-        try:
+
+        def note() -> None:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
+
+        try:
+            note()
             with reporting(self.stage.name):
                 metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
         except BaseException:
-            write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
+            note()
             raise
         seconds = time.monotonic() - started
         write_manifest(target, self.wanted, metrics, seconds)

@@ -74,14 +74,14 @@ def stream(config: GenerateConfig, run: Run) -> None:
     """Decode, and print the text as it comes, then the figures."""
     tokenizer = load_tokenizer(run.pair.where("target"))
     new_tokens, setting = config.new_tokens, config.setting
-    text, tokens = prompt_of(config, run, tokenizer)
-    prompt = tokens
-    static = None
-    if config.model.static_shapes:
-        static = StaticShapes(len(prompt) + new_tokens + MARGIN)
-    decoder = make_decoder(config, run, static)
-    stop = decoder.target.ends
-    _warm_up(decoder, prompt, min(WARM_UP, new_tokens), config)
+    text, prompt = prompt_of(config, run, tokenizer)
+    shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+    decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
+    tokens, stop = prompt, decoder.target.ends
+    # Decoded once without counting, so that times are true.
+    decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
+    if isinstance(decoder.policy, NeuralPolicy):
+        decoder.policy.counts.clear()
     stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
     console.print(Styled(text, style="dim"), end="")
     for block in stream:
@@ -99,15 +99,6 @@ def stream(config: GenerateConfig, run: Run) -> None:
     console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
     if compare:
         console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
-
-
-def _warm_up(
-    decoder: SpeculativeDecoder, prompt: list[int], new_tokens: int, config: GenerateConfig
-) -> None:
-    """Decode once without counting, so that times are true."""
-    decoder.generate(prompt, new_tokens, config.setting, Rng.seeded(config.seed))
-    if isinstance(decoder.policy, NeuralPolicy):
-        decoder.policy.counts.clear()
 
 
 def prompt_of(
@@ -144,8 +135,7 @@ def make_decoder(
     config.drafter = config.drafter or ("lm" if pair.has_draft else first)
     policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
-    if fault := _fault(kind, config, policy, pair.has_draft, export):
-        raise UserError(fault)
+    _check_drafter(kind, config, policy, pair.has_draft, export)
     console.quiet = True  # the text is all that is printed before the figures
     try:
         if kind == "lm":
@@ -170,56 +160,57 @@ def make_decoder(
 
 def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
     """Return the policy asked for, and its verifier. Raises UserError for options it lacks."""
-    name, selectors, drafter = config.policy, run.selectors(), config.drafter
-    policy: TreePolicy
-    # A run may have a selector for the verifier gbv, which is a policy's name too.
-    if name and name in POLICIES and name not in selectors:
-        policy = make_policy(name, config.options)
-        rule = VERIFIERS[default_verifier(name, config.temperature)]
-    elif config.options:
-        raise UserError(
-            "options: they are those of a policy, such as policy=salf. A selector takes none, and"
-            " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
-        )
-    elif name is None and drafter == "ngram":
-        policy = NgramTree(config.ngram)
-        rule = VERIFIERS["nss" if config.temperature else "greedy"]
-    elif name is None and not config.temperature:
-        policy, rule = picked(run.tuned("t0"), drafter == "head"), VERIFIERS["greedy"]
-    elif name is None and (drafter == "head" or not selectors):
-        policy, rule = Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
-    else:
-        selector = Selector.from_pretrained(
-            run.stage("selector") / "export" / (name or selectors[0])
-        )
-        table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
-        policy = NeuralPolicy(selector, table)
-        rule = policy.verifier
+    policy, rule = _policy_and_rule(config, run)
     rule = VERIFIERS[config.verifier] if config.verifier else rule
     check_compatible(policy.trees, rule)  # before models are loaded
     return policy, rule
 
 
-def _fault(
+def _policy_and_rule(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
+    """Return the policy, and the rule that goes with it."""
+    name: Any = config.policy
+    selectors, head = run.selectors(), config.drafter == "head"
+    # A run may have a selector for the verifier gbv, which is a policy's name too.
+    if name in POLICIES and name not in selectors:
+        rule = VERIFIERS[default_verifier(name, config.temperature)]
+        return make_policy(name, config.options), rule
+    if config.options:
+        raise UserError(
+            "options: they are those of a policy, such as policy=salf. A selector takes none, and"
+            " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
+        )
+    if not name:
+        if config.drafter == "ngram":
+            return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
+        if not config.temperature:
+            return picked(run.tuned("t0"), head), VERIFIERS["greedy"]
+        if head or not selectors:
+            return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
+    selector = Selector.from_pretrained(run.stage("selector") / "export" / (name or selectors[0]))
+    table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
+    policy = NeuralPolicy(selector, table)
+    return policy, policy.verifier
+
+
+def _check_drafter(
     kind: str | None, config: GenerateConfig, policy: TreePolicy, has_draft: bool, export: Path
-) -> str | None:
-    """Say why a run cannot draft as it is asked to; None if it can."""
+) -> None:
+    """Raise UserError where a run cannot draft as it is asked to."""
     if kind == "lm" and not has_draft:
-        return (
+        raise UserError(
             "drafter=lm: this run has no draft model. Use drafter=head, drafter=ngram, or"
             " policy=autoregressive."
         )
     if kind == "head" and not export.is_dir():
-        return (
+        raise UserError(
             f"drafter=head: {export} is not there; train a head with stage=draft, or use"
             f" drafter={'lm' if has_draft else 'ngram'}."
         )
     if kind == "ngram" and not isinstance(policy, NgramTree):
-        return (
+        raise UserError(
             f"policy={config.policy} with drafter=ngram: tokens of the text are picked, not drawn."
             " Leave policy out, or use drafter=lm."
         )
-    return None
 
 
 def table_here(

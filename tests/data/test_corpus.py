@@ -18,7 +18,7 @@ from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import Corpus
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.checks import _bad_rows
+from nde_talf.pipelines.checks import _files
 from nde_talf.pipelines.config import Config
 
 
@@ -96,8 +96,8 @@ def test_lines_that_cannot_be_read_are_told_once_with_their_numbers_and_the_othe
     for part in ("line 2, column 9", "line 3: it is no object", "line 4: 'utf-8'", "; 2 more"):
         assert part in told[0] and not told[1]
     config = replace(Config().data, source=source)
-    assert not [*_bad_rows(Config(data=config))]
-    (fault,) = _bad_rows(Config(data=replace(config, strict=True)))
+    assert not [*_files(Config(data=config))]
+    (fault,) = _files(Config(data=replace(config, strict=True)))
     assert fault.startswith("data.source=") and "line 2, column 9" in fault
     *_, half, deep = json_rows(tmp_path / "a.jsonl").faults
     assert "line 5: " in half and "line 6: " in deep
