@@ -8,12 +8,8 @@ residual sharing a random stream would show), and by exact enumeration of every 
 import pytest
 import torch
 
-from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
+from nde_talf import VERIFIERS, Action, Delayed, NeuralPolicy, Selector, SpeculativeDecoder
+from nde_talf.decoding.actions import TREES
 from tests.decoding.laws import distance
 from tests.decoding.tiny_loop import (
     TARGET,

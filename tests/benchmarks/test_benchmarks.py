@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import decode, timing
-from nde_talf.decoding.policies.beam import Beam
+from nde_talf import Beam
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 

@@ -1,6 +1,7 @@
 """The exact law of what one step emits, and how far it is from the target's."""
 
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
 from nde_talf import SamplingSetting
@@ -107,3 +108,21 @@ class PeakedTables(Tables):
         turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
         p, q = (logits.roll(turn) for logits in (self.p, self.q))
         return warp(p, self.target), warp(q, self.draft)
+
+
+def truncated_program(p: list[float], a: list[float], q: list[float], s: int) -> float:
+    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover,
+    where pairs of the s tokens of largest p - a q are shared out by a linear program, and in every
+    other pair the one of larger p - a q wins. With s = V and a = q it is alpha* for k = 2.
+    """
+    order = sorted(range(len(p)), key=lambda t: (-(p[t] - a[t] * q[t]), -t))
+    pairs = [(i, j) for at, i in enumerate(order) for j in order[at:]]
+    mass = [a[i] * q[j] + (i != j) * a[j] * q[i] for i, j in pairs]
+    shares = [
+        (n, token) for n, (i, j) in enumerate(pairs) for token in {i, j if j in order[:s] else i}
+    ]
+    limits = [[float(pair == n) for pair, _ in shares] for n in range(len(pairs))]
+    limits += [[float(token == t) for _, token in shares] for t in range(len(p))]
+    tight = dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), 1e-10)
+    costs = [-1.0] * len(shares)
+    return -linprog(costs, limits, [*mass, *p], method="highs", options=tight).fun

@@ -24,7 +24,6 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
     StaticShapes,
-    UserError,
 )
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding import registry
@@ -38,6 +37,7 @@ from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, 
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
 from tests.draft_training.heads import random_eagle3, random_head
+from tests.refusal import refusal
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long
 # tests in make test.
@@ -212,7 +212,7 @@ def test_the_law_of_three_tokens_is_the_targets(name):
 
 def test_a_model_whose_pass_returns_no_memory_is_refused_with_the_reason():
     changes = {"block_types": ["recurrent", "attention"], "lru_width": 32}
-    with pytest.raises(UserError, match=r"its name: .*recurrent state.*returns no memory"):
+    with refusal(r"its name: .*recurrent state.*returns no memory"):
         CausalModel(module("recurrent_gemma", changes), "its name")
 
 
@@ -241,7 +241,7 @@ def test_drafts_serve_targets_of_another_kind(name):
 def test_a_memory_that_does_not_copy_is_found_out(monkeypatch):
     """Branches that wrote into one memory would see each other's tokens."""
     monkeypatch.setattr(DynamicCache, "__module__", "somebody's")
-    with pytest.raises(UserError, match=r"branch by branch it failed \(.*[Ss]ize"):
+    with refusal(r"branch by branch it failed \(.*[Ss]ize"):
         CausalModel(module(*EVERY["lfm2"]), "its name")
 
 

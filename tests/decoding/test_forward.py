@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from nde_talf import CausalModel, UserError
+from nde_talf import CausalModel
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward import attention, layer
 from nde_talf.decoding.forward.attention import (
@@ -19,6 +19,7 @@ from nde_talf.decoding.forward.attention import (
 )
 from nde_talf.decoding.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
+from tests.refusal import refusal
 
 NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
 NATIVE += ("gemma-2", "gemma-3", "gemma-3-images")
@@ -177,9 +178,7 @@ def test_a_model_that_became_something_else_is_refused():
 
     model = family("llama")
     model.body.layers[1].mlp.down_proj = Adapted(48, 32)
-    with pytest.raises(
-        UserError, match=r"changed since it was loaded.* Adapted.*CausalModel of it again"
-    ):
+    with refusal(r"changed since it was loaded.* Adapted.*CausalModel of it again"):
         same_logits(model)
 
 
@@ -208,9 +207,7 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
     if name != "gemma3_text":  # which transformers cannot run here either
         model = CausalModel(module(name, changes))
         assert reason in model.forward
-    with pytest.raises(
-        UserError, match=f"its name: model.forward=native is not possible: .*{reason}"
-    ):
+    with refusal(f"its name: model.forward=native is not possible: .*{reason}"):
         CausalModel(module(name, changes), "its name", "native")
 
 
@@ -223,7 +220,7 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     model = CausalModel(changed)
     assert f"of the largest, and {allowed} is allowed" in model.forward
     for forward, words in (("native", "its logits differ"), ("fast", "choose one of auto, native")):
-        with pytest.raises(UserError, match=words):
+        with refusal(words):
             CausalModel(changed, forward=forward)
     assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(
         allowed

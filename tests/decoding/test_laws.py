@@ -19,7 +19,6 @@ from nde_talf import (
     Rng,
     Salf,
     Shaped,
-    UserError,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.decoding.registry import EVERY
@@ -28,6 +27,7 @@ from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.laws import PEAKED, PeakedTables, distance, step_error
 from tests.decoding.tables import KINDS, Tables, context_of, emitted, one_step, scored, tau
+from tests.refusal import refusal
 
 FLAT, UNEVEN, FORKED = ((), (), ()), (((),), ()), (((), ()), ())
 # What is drafted -> (how, tokens of the law to look at). The rest of longer ones is p's own.
@@ -152,7 +152,7 @@ def test_rules_refuse_trees_on_which_they_are_biased(trees):
     refused = {name for name, rule in VERIFIERS.items() if trees not in rule.trees}
     assert {"naive", "bv", "tv"} <= refused or trees in ("none", "path")
     for name in refused:
-        with pytest.raises(UserError, match=f"verifier={name} .*'{trees}'"):
+        with refusal(f"verifier={name} .*'{trees}'"):
             check_compatible(trees, VERIFIERS[name])
 
 
@@ -182,7 +182,7 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
 
 def test_greedy_matching_is_refused_above_temperature_0():
     tree = scored(Tables("random", seed=7), Delayed(Action(2, 0, 1)), Rng.seeded(0))
-    with pytest.raises(UserError, match="temperature 0"):
+    with refusal("temperature 0"):
         VERIFIERS["greedy"](tree, Rng.seeded(0))
 
 

@@ -4,8 +4,16 @@ stop.
 
 import pytest
 
-from nde_talf import VERIFIERS, EagleDrafter, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
-from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
+from nde_talf import (
+    VERIFIERS,
+    EagleDrafter,
+    FollowMean,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop
 from nde_talf.decoding.registry import PATHS
 from tests.decoding.laws import distance
 from tests.decoding.policies import Kept

@@ -31,7 +31,6 @@ from nde_talf import (
     StaticShapes,
     Step,
     Stream,
-    UserError,
 )
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
@@ -39,6 +38,7 @@ from nde_talf.selector.entropy import EntropyRule
 from nde_talf.selector.network import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
+from tests.refusal import refusal
 from tests.selector.examples import TABLE
 
 TARGET, DRAFT = tiny_pair(32, layers=3)
@@ -198,7 +198,7 @@ def test_a_stream_that_is_being_read_refuses_another_reader():
         yield Step([1], 1, {"other": 0.0})
 
     stream = Stream(steps(), 4, (), torch.device("cpu"))
-    with pytest.raises(UserError, match="thread"):
+    with refusal("thread"):
         next(stream)
 
 
@@ -220,7 +220,7 @@ def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_
     first, second = stream(made, 0), stream(made, 1)
     next(iter(first))
     begun = next(iter(second)).tokens
-    with pytest.raises(UserError, match="another sequence"):
+    with refusal("another sequence"):
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
     assert begun + rest == alone("delayed", drafting)[1]

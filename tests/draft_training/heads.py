@@ -18,8 +18,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
 

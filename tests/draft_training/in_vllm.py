@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from nde_talf import SamplingSetting
 from nde_talf.data.engines.vllm import sampling_params
-from nde_talf.decoding.sampling import SamplingSetting
 from tests.vllm_process import in_process
 
 VOCABULARY, DRAFTED, NEW_TOKENS = 64, 3, 48

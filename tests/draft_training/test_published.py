@@ -11,15 +11,14 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel, EagleDrafter
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.published import LAYERS
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.draft_training.heads import random_eagle3, random_head, same, sizes, tiny_target
 from tests.draft_training.test_training import close
+from tests.refusal import refusal
 
 TINY = HeadConfig(
     loss=TalfLoss(k=2, depth=2), roots=2, steps=2, batch=2, warm_up=1, precision="32-true"
@@ -183,7 +182,7 @@ def test_a_head_may_take_other_layers_than_eagle3s(eagle31, tmp_path):
         if layers == sorted(layers) and len(layers) == 3 and layers[-1] < 5:
             assert load_head(folder, target).feature_layers == tuple(layers)
         else:
-            with pytest.raises(UserError, match="three in ascending order"):
+            with refusal("three in ascending order"):
                 load_head(folder, target)
     nested = {"eagle_config": {LAYERS: [1, 2, 3]}}  # SpecForge's: outputs of layers, from 0
     folder = publish(tmp_path / "nested", weights, config | nested)
@@ -218,13 +217,13 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
 )
 def test_flags_and_weights_that_disagree_are_refused(target, eagle31, tmp_path, flags, words):
     weights, config = eagle31
-    with pytest.raises(UserError, match=words):
+    with refusal(words):
         load_head(publish(tmp_path / "head", weights, config | flags), target)
 
 
 def test_norms_of_three_layers_in_a_head_on_one_are_refused(target, tmp_path):
     weights = random_head(target).state_dict()
-    with pytest.raises(UserError, match="norm_output, which is for heads on three layers"):
+    with refusal("norm_output, which is for heads on three layers"):
         load_head(publish(tmp_path / "head", weights, {**CONFIG, "norm_output": True}), target)
 
 
@@ -261,5 +260,5 @@ def test_what_is_no_head_for_the_target_is_refused(target, eagle, eagle3, tmp_pa
         (folder / "config.json").rename(folder / "adapter_config.json")
     elif fault == "no weights":
         (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=words):
+    with refusal(words):
         load_head(folder, target)

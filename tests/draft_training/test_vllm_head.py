@@ -9,15 +9,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    CausalModel,
+    Delayed,
+    EagleDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 from nde_talf.data.engines.vllm_speculation import head_method
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.settings import HassLoss, HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head
 from tests.draft_training.heads import FAMILIES

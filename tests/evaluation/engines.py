@@ -4,8 +4,8 @@ do.
 
 import torch
 
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf import CausalModel, SamplingSetting
+from nde_talf.decoding.sampling import warp
 
 
 def engine(distort):

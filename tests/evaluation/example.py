@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf import SamplingSetting
 from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE, CONTROL

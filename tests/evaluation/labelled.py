@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from nde_talf.decoding.actions import TREES, Action, tree_index
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf import Action, SamplingSetting
+from nde_talf.decoding.actions import TREES, tree_index
 from nde_talf.selector.roots import Roots
 from tests.selector import examples
 from tests.selector.examples import TABLE

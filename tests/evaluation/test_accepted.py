@@ -2,11 +2,7 @@
 
 import pytest
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf import Action, Delayed, LMDrafter, SamplingSetting, SpeculativeDecoder
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import Speculative, transformers_loop
 from nde_talf.evaluation.table import acceptance_by_position, histogram

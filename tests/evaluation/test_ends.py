@@ -5,14 +5,17 @@ from dataclasses import fields
 import pytest
 import torch
 
+from nde_talf import (
+    Action,
+    Autoregressive,
+    Delayed,
+    LMDrafter,
+    NgramDrafter,
+    NgramTree,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE

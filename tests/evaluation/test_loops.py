@@ -2,8 +2,7 @@
 
 import pytest
 
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf import CausalModel, SamplingSetting
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import (
     PLAIN,

@@ -6,15 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from nde_talf.decoding.actions import Action, tree_index
+from nde_talf import (
+    Action,
+    Beam,
+    Delayed,
+    DySpec,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.common.files import read_json
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -35,7 +40,7 @@ from nde_talf.evaluation.tuning import (
     Tuner,
     configuration,
 )
-from nde_talf.selector.network import Selector, SelectorSchema
+from nde_talf.selector.network import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots

@@ -1,6 +1,6 @@
 """A decoded text in pieces that say where they came from."""
 
-from nde_talf.decoding.streams import Block
+from nde_talf import Block
 from nde_talf.evaluation.sample import coloured
 
 

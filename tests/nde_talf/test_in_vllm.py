@@ -11,15 +11,19 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from nde_talf.decoding.actions import Action
+from nde_talf import (
+    Action,
+    CausalModel,
+    Delayed,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+    for_vllm,
+)
 from nde_talf.decoding.common.checksums import write_checksums
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.in_vllm import KEY, for_vllm
-from nde_talf.selector.network import Selector
+from nde_talf.in_vllm import KEY
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process

@@ -11,23 +11,29 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action, tree_index
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf import (
+    Action,
+    Autoregressive,
+    Delayed,
+    LatencyTable,
+    LMDrafter,
+    NeuralPolicy,
+    NgramDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+    for_vllm,
+)
+from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
-from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
+from nde_talf.in_vllm import KEY, Options, check_version
 from nde_talf.proposals import Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
+from tests.refusal import refusal
 from tests.selector.examples import DEPTH, TABLE, schema
 
 VOCABULARY, DRAFTED, NEW = 16, 4, 40
@@ -214,19 +220,19 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         ({"draft": "ngram", "fast": 1}, "fast: there is no such key"),
         (None, KEY),
     ):
-        with pytest.raises(UserError, match=words):
+        with refusal(words):
             Options.read(given)
     for version in ("0.31.2", "0.33.0", "1.0"):
-        with pytest.raises(UserError, match=rf"vLLM {version}.*0\.32"):
+        with refusal(rf"vLLM {version}.*0\.32"):
             check_version(version)
     check_version("0.32.1+cpu")
-    with pytest.raises(UserError, match=r"selector\.features=draft"):
+    with refusal(r"selector\.features=draft"):
         PathLengths(priced(Selector(schema(6, DRAFT.hidden_size))), DRAFT, 8, GREEDY)
-    with pytest.raises(UserError, match="hidden size 99"):
+    with refusal("hidden size 99"):
         PathLengths(priced(Selector(schema(0, 99))), DRAFT, 8, GREEDY)
-    with pytest.raises(UserError, match="tokens=20: selectors know paths of 1 to 16"):
+    with refusal("tokens=20: selectors know paths of 1 to 16"):
         for_vllm("draft", "selector", tokens=20)
-    with pytest.raises(UserError, match="tokens=0"):
+    with refusal("tokens=0"):
         for_vllm("ngram", tokens=0)
     asked = for_vllm("ngram", tokens=5)
     assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer"

@@ -4,9 +4,9 @@ between.
 
 import torch
 
+from nde_talf import LatencyTable
 from nde_talf.decoding.actions import TREES
 from nde_talf.selector.entropy import ENTROPY
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import SelectorSchema
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
 from nde_talf.selector.settings import SelectorConfig
