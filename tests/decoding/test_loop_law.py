@@ -42,6 +42,11 @@ SOME = [
 ]
 
 
+def plainly(case, draft) -> bool:
+    """Whether the simplest trees are drafted as the setting has it, without static shapes."""
+    return case[0] in ("path", "delayed") and not case[2] and draft is None
+
+
 def decoder_of(
     policy: str, name: str, static: bool, drafter: str, draft=COLD
 ) -> SpeculativeDecoder:
@@ -55,7 +60,9 @@ def decoder_of(
     [
         *(pytest.param(case, COLD, marks=pytest.mark.slow) for case in SOME),
         *(
-            pytest.param(case, draft, marks=pytest.mark.law)
+            pytest.param(
+                case, draft, marks=pytest.mark.long if plainly(case, draft) else pytest.mark.law
+            )
             for case in EVERY
             for draft in (COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None)
         ),

@@ -67,6 +67,7 @@ def test_every_method_stops_and_counts_up_to_the_end(pair):
         record = method(PROMPT, 0, "chat")
         accepted = sum(int(length) * steps for length, steps in record.accepted.items())
         assert record.ended and record.tokens == accepted + record.steps, name
+        assert accepted <= record.nodes - record.steps and record.cpu_seconds > 0
         assert record.tokens == AT or (name == ASSISTED and record.tokens < AT)  # it drafts first
         if isinstance(method, Speculative):
             blocks = method.blocks(PROMPT, 0)
