@@ -10,11 +10,7 @@ import torch
 
 from nde_talf import VERIFIERS, Action, Delayed, NeuralPolicy, Selector, SpeculativeDecoder
 from nde_talf.decoding.actions import TREES
-from tests.decoding.tiny_loop import (
-    TARGET,
-    chi_square,
-    drafter,
-)
+from tests.decoding.tiny_loop import TARGET, chi_square, drafter
 from tests.selector.examples import TABLE, schema
 
 pytestmark = pytest.mark.long

@@ -16,9 +16,9 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import cli
 from nde_talf.pipelines.config import Config
+from tests.refusal import refusal
 
 WORDS = " ".join(f"word{i}" for i in range(900))
 SPOKEN = {"system": "Be good.", "human": "Why {}?", "gpt": "So."}
@@ -125,11 +125,9 @@ def test_windows_of_one_document_are_on_one_side():
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     source = written(tmp_path, "q", {"question": "Question {}", "label": 1})
     prompt_set = PromptSet(source=source, template="{question}", chat=True, max_tokens=50)
-    with pytest.raises(
-        UserError, match=r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"
-    ):
+    with refusal(r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
-    with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
+    with refusal(r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))
     # Not in Rust, it tells no token's place in the text.
     (cut,) = load_sets({"q": replace(prompt_set, chat=False, cut=9)}, 1, 0, ByT5Tokenizer())

@@ -9,7 +9,7 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.recipe import LENGTH, prepared
 from nde_talf.data.text.sources import Document, Package, documents, of_file
 from nde_talf.decoding.common.checksums import write_checksums
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_what_is_missing_or_different_is_named_and_left_out_only_if_told_to(pack
     """A package that isn't there and a file of other content are two faults."""
     other = Package("absent", "2.0", "MIT", {"x.py": "0" * 12})
     (tmp_path / "mine/b.py").write_text("changed")
-    with pytest.raises(UserError, match=r"mine: 1 of 2 .* absent==2.0 is not inst"):
+    with refusal(r"mine: 1 of 2 .* absent==2.0 is not inst"):
         list(documents([package, other]))
     code = [d.name for d in documents([package, other], partial=True) if d.domain == "code"]
     assert code == ["mine/mine/a.py"]
@@ -70,8 +70,8 @@ def test_shipped_text_is_checked(tmp_path):
     assert [p.text for p in shipped_prompts(2, tmp_path)] == ["def f0(", "def f1("]
     train, domains = shipped_rows(tmp_path)
     assert torch.equal(train, rows) and torch.equal(domains["manual"], rows[1:])
-    with pytest.raises(UserError, match="has 3 prompts"):
+    with refusal("has 3 prompts"):
         shipped_prompts(4, tmp_path)
     (tmp_path / "pair" / "prompts.jsonl").write_text("")
-    with pytest.raises(UserError, match=r"prompts\.jsonl is not as it was written"):
+    with refusal(r"prompts\.jsonl is not as it was written"):
         shipped_prompts(2, tmp_path)

@@ -197,10 +197,7 @@ def test_the_law_of_three_tokens_is_the_targets(name):
         draft.match(target.vocab_size)
         remembered = memoized_model if target.form == "masks" else lambda model: model
         decoder = SpeculativeDecoder(
-            remembered(target),
-            LMDrafter(remembered(draft)),
-            Delayed(Action(1, 0, 1)),
-            "naive",
+            remembered(target), LMDrafter(remembered(draft)), Delayed(Action(1, 0, 1)), "naive"
         )
         law = exact_law(lambda rng, of=decoder: tuple(of.generate(prompt, 3, setting, rng).tokens))
         for tokens in product(range(3), repeat=3):

@@ -11,12 +11,7 @@ from transformers import PreTrainedModel
 from nde_talf import CausalModel
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward import attention, layer
-from nde_talf.decoding.forward.attention import (
-    RotaryTable,
-    Seen,
-    attend,
-    seen_in,
-)
+from nde_talf.decoding.forward.attention import RotaryTable, Seen, attend, seen_in
 from nde_talf.decoding.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
 from tests.refusal import refusal

@@ -220,9 +220,7 @@ def test_a_read_out_that_the_configuration_does_not_tell_is_refused_with_the_dif
     model = build("llama", False)
     model.lm_head.register_forward_hook(lambda module, args, logits: logits.clamp(max=0.1))
     model.config.final_logit_softcapping = 0.5
-    with refusal(
-        r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5",
-    ):
+    with refusal(r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5"):
         CausalModel(model, "its name")
 
 

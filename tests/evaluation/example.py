@@ -59,11 +59,7 @@ def records(folder: Path, **options) -> list[Record]:
 def everything(measured: list[Record]) -> ReportData:
     """A report with every part filled."""
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
-    figures = {
-        "selector": [1.02, 1.0, 1.04],
-        "split_half": [0.9, 0, 0],
-        "same_half": [1.2, 0, 0],
-    }
+    figures = {"selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0], "same_half": [1.2, 0, 0]}
     offline = {"settings": {"temperature 0.6, top-p 1": figures}, "all": figures}
     parts = {
         "measured": "5 held-out prompts",

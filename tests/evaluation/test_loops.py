@@ -4,13 +4,7 @@ import pytest
 
 from nde_talf import CausalModel, SamplingSetting
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.loops import (
-    PLAIN,
-    Lookup,
-    Schedule,
-    scheduled,
-    transformers_loop,
-)
+from nde_talf.evaluation.loops import PLAIN, Lookup, Schedule, scheduled, transformers_loop
 from tests.decoding.pairs import tiny_pair
 
 

@@ -14,11 +14,7 @@ class Letters:
 
 
 def test_every_piece_of_a_text_says_where_it_came_from():
-    blocks = [
-        (Block([4, 5, 6], 2), "(1, 0, 2)"),
-        (Block([26], 0), ""),
-        (Block([27, 7], 2), ""),
-    ]
+    blocks = [(Block([4, 5, 6], 2), "(1, 0, 2)"), (Block([26], 0), ""), (Block([27, 7], 2), "")]
     assert coloured(Letters(), [0, 1, 2], blocks) == [
         ["abc", "prompt"],
         ["(1, 0, 2)", "tree"],

@@ -7,11 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    TextStreamer,
-)
+from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
 from transformers.generation import (
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import UserError
 from nde_talf.decoding.common.progress import console, track, working
 from nde_talf.pipelines.cli import answer
 from tests.pipelines.micro import ROOT, environment
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"],
+    "text", ["[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"]
 )
 def test_a_message_is_shown_as_it_is(capsys, text):
     console.print(text, soft_wrap=True)

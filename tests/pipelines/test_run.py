@@ -12,13 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 import nde_talf.pipelines.recommend
+from nde_talf import CausalModel, EagleDrafter, Selector
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.recommend import RecommendConfig
-from nde_talf.selector.network import Selector
 from tests.pipelines.launch import finish, printed_by, said, start
 from tests.pipelines.micro import command
 from tests.pipelines.refusals import refused

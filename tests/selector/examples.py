@@ -49,13 +49,7 @@ def priced(count: int, seed: int, tables=(TABLE,), **options) -> PricedRoots:
     return PricedRoots.of(roots(count, seed, **options), "specinfer", tables)
 
 
-def schema(
-    target: int,
-    draft: int,
-    verifier: str = "specinfer",
-    learned: bool = True,
-    **options,
-):
+def schema(target: int, draft: int, verifier: str = "specinfer", learned: bool = True, **options):
     return SelectorSchema(target, draft, (verifier,), ((1.0, 1.0),), (learned,), **options)
 
 
