@@ -33,7 +33,7 @@ CALLS = [
 ]
 
 
-def named(call: ast.Call, name: str) -> str | None:
+def named(call, name):
     """The source of a keyword argument."""
     return next((ast.unparse(word.value) for word in call.keywords if word.arg == name), None)
 

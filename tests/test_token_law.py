@@ -16,7 +16,7 @@ from tests.selector.examples import TABLE, schema
 pytestmark = pytest.mark.long
 
 
-def policy(name: str, verifier: str):
+def policy(name, verifier):
     if name == "selector":
         torch.manual_seed(4)
         selector = Selector(schema(16, 16, verifier))

@@ -14,7 +14,7 @@ from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 
 
-def kind(method: str) -> str:
+def kind(method):
     """A method's name without what was chosen for it."""
     return re.sub(r" \([^)]*\)", "", method)
 

@@ -8,7 +8,7 @@ from nde_talf.data.text.settings import Corpus, DataConfig
 from tests.refusal import refusal
 
 
-def mixture(folder, template="Q: {question} A: {answer}") -> dict[str, Corpus]:
+def mixture(folder, template="Q: {question} A: {answer}"):
     rows = {
         "mathematics": [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)],
         "plain": [{"text": f"text {i}"} for i in range(100)],

@@ -9,7 +9,7 @@ from nde_talf.data.dialogues.token_rows import PADDING, Document, pack_documents
 from tests.refusal import refusal
 
 
-def document(length: int, mark: int, counting: int = 1) -> Document:
+def document(length, mark, counting=1):
     """`length` tokens, all `mark`; the last `counting` of them count."""
     return Document([mark] * length, [i >= length - counting for i in range(length)])
 

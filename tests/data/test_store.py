@@ -14,7 +14,7 @@ from nde_talf.data.traces.store import INDEX, TraceStore
 from tests.refusal import refusal
 
 
-def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
+def columns(rows, split="train", samples=2):
     return {
         "prompt_id": [f"p{i}" for i in range(rows)],
         "split": [split] * rows,
@@ -24,7 +24,7 @@ def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
     }
 
 
-def written(folder, *shards: dict) -> TraceStore:
+def written(folder, *shards):
     store = TraceStore(folder)
     for i, shard in enumerate(shards):
         store.write(store.name(i, len(shards)), shard)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -38,10 +37,10 @@ class Squares:
     complains of 99.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder):
         self.folder = folder
 
-    def square(self, x: int) -> int:
+    def square(self, x):
         if x == 13 or (x == 3 and not (self.folder / "died").exists()):
             (self.folder / "died").touch()
             os.kill(os.getpid(), 9)
@@ -50,9 +49,7 @@ class Squares:
         return x * x
 
 
-def run(
-    folder: Path, numbers: list[int], count: int, work=Squares.square, gpus: float = 0
-) -> list[tuple[int, int]]:
+def run(folder, numbers, count, work=Squares.square, gpus=0):
     with Workers(partial(Squares, folder), count, None, gpus) as workers:
         return list(workers.map(work, [(x,) for x in numbers]))
 

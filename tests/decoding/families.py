@@ -4,10 +4,9 @@ the family's peculiarities: windows of 16 tokens, read-outs, odd sizes of heads.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from nde_talf import CausalModel
 from nde_talf.decoding.loading import architecture
@@ -24,12 +23,12 @@ FAMILIES, BRANCHES = TABLE["masks"], TABLE["branches"]
 EVERY = FAMILIES | BRANCHES | TABLE["tokens"]
 
 
-def text(length: int, seed: int = 1) -> list[int]:
+def text(length, seed=1):
     """Return random tokens."""
     return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def module(model_type: str, changes: dict[str, Any], seed: int = 3) -> PreTrainedModel:
+def module(model_type, changes, seed=3):
     """A model with random weights, loaded as `load_module` would."""
     if "text_config" in changes:
         parts = {
@@ -45,7 +44,7 @@ def module(model_type: str, changes: dict[str, Any], seed: int = 3) -> PreTraine
     return auto.from_config(config, attn_implementation=attention)
 
 
-def family(name: str, noise: float = 0.0, rows: int = V) -> CausalModel:
+def family(name, noise=0.0, rows=V):
     """The same weights at every call, plus `noise`; with other `rows` than V, those of the tokens
     in common.
     """

@@ -28,7 +28,7 @@ V = 5
 Q = torch.full((V,), 1 / V)
 
 
-def made(*paths: list[int]) -> DraftTree:
+def made(*paths):
     """The tree of these paths, each node's children drawn from Q."""
     tree = DraftTree.rooted(0)
     for path in paths:
@@ -40,18 +40,18 @@ def made(*paths: list[int]) -> DraftTree:
     return tree
 
 
-def path() -> DraftTree:
+def path():
     return made([1, 2, 3])
 
 
-def again() -> DraftTree:
+def again():
     """A path whose first token was drawn twice, and nothing below it."""
     tree = path()
     tree.add(0, 1)
     return tree
 
 
-def spoilt(field: str, node: int, value) -> DraftTree:
+def spoilt(field, node, value):
     tree = path()
     getattr(tree, field)[node] = value
     return tree
@@ -82,7 +82,7 @@ KINDS = {
 }
 
 
-def check(tree: DraftTree, trees: str, first: bool = True) -> None:
+def check(tree, trees, first=True):
     state = SimpleNamespace(root=0, room=4, tau=None if first else 1)
     check_policys_tree(SimpleNamespace(trees=trees), tree, state, V)
 

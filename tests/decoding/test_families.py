@@ -52,14 +52,14 @@ LONG = [
 FEWER, MORE = V - 3, V + 5  # rows of a draft
 
 
-def padded_pair(name: str, rows: int) -> tuple[CausalModel, CausalModel]:
+def padded_pair(name, rows):
     target, draft = family(name), family(name, noise=0.01, rows=rows)
     draft.match(target.vocab_size)
     return target, draft
 
 
 @torch.no_grad()
-def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
+def alone(model, tokens):
     """Logits [L, V] of a plain pass over tokens that the model knows."""
     return model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
@@ -119,7 +119,7 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monk
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))
-        paths: list[list[int]] = []  # rows from the top down to each row
+        paths = []  # rows from the top down to each row
         for count in (choose.randint(1, 9), choose.randint(1, 6)):
             parents = [
                 choose.randint(max(-1, row - 4), row - 1)

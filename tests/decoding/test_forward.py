@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from nde_talf import CausalModel
 from nde_talf.decoding.cache import KVCache
@@ -113,7 +112,7 @@ def test_a_context_beyond_the_first_table_of_positions():
 # Weights
 
 
-def same_logits(model: CausalModel) -> None:
+def same_logits(model):
     tokens = torch.tensor([text(9)], device=model.device)
     with torch.no_grad():
         logits = model.logits(
@@ -222,7 +221,7 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     )  # so that a looser bound would take it
 
 
-def untrained(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def untrained(name, dtype):
     """A model whose first tokens are huge, as special and unused ones may be, in `dtype`."""
     model = module(*FAMILIES[name])
     rows = model.get_input_embeddings().weight

@@ -68,7 +68,7 @@ FEW = ("random", "sparse")  # kinds for large trees
 SLOW = pytest.mark.slow
 
 
-def error(tree: str, name: str, tables) -> float:
+def error(tree, name, tables):
     make, length = TREES[tree]
     room = 1 if tree.endswith("context ends") else 100
     return step_error(tables, make(), VERIFIERS[name], length, room)
@@ -92,7 +92,7 @@ TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
 SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")
 
 
-def kinds_of(tree: str) -> tuple[str, ...]:
+def kinds_of(tree):
     """Peaked rows that `make test` looks at; all others are for the night."""
     return tuple(PEAKED) if tree in ("distinct", "three distinct", "dyspec") else SOME
 
@@ -156,7 +156,7 @@ def test_rules_refuse_trees_on_which_they_are_biased(trees):
             check_compatible(trees, VERIFIERS[name])
 
 
-def greedy_text(tables, length: int) -> list[int]:
+def greedy_text(tables, length):
     tokens = []
     for _ in range(length):
         tokens.append(int(tables(tuple(tokens))[0].argmax()))
@@ -190,7 +190,7 @@ def test_greedy_matching_is_refused_above_temperature_0():
 def test_block_efficiencies_keep_their_order(kind):
     tables = Tables(kind, seed=8, vocabulary=2)
 
-    def efficiency(name: str, policy) -> float:
+    def efficiency(name, policy):
         return expectation(lambda rng: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng)))
 
     for tree, better, worse in (

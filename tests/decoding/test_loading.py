@@ -4,7 +4,6 @@ nothing of it is NaN.
 
 import json
 from importlib.util import find_spec
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from tests.decoding.families import FAMILIES, family, module
 from tests.refusal import refusal
 
 
-def build(name: str, tied: bool = False):
+def build(name, tied=False):
     kind, changes = FAMILIES[name]
     return module(kind, changes | {"tie_word_embeddings": tied})
 
@@ -30,14 +29,14 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def edit(folder, change) -> None:
+def edit(folder, change):
     """Change the weights of a folder, a dict of tensors, in place."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def configure(folder, **changes) -> None:
+def configure(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
@@ -59,7 +58,7 @@ def test_a_whole_model_loads_with_its_weights_tied_or_not(tmp_path, family, tied
 def spoil(**tensors):
     """Fill tensors of a folder with a number; None leaves the tensor out."""
 
-    def change(weights) -> None:
+    def change(weights):
         for name, value in tensors.items():
             weights.pop(name) if value is None else weights[name].fill_(value)
 
@@ -70,23 +69,23 @@ def add(**tensors):
     return lambda folder: edit(folder, lambda weights: weights.update(tensors))
 
 
-def as_integers(weights) -> None:
+def as_integers(weights):
     weights[UP] = (30 * weights[UP]).to(torch.int8)
 
 
-def store_twice(folder) -> None:
+def store_twice(folder):
     build("llama").save_pretrained(folder, max_shard_size="20KB")
     (folder / "model.safetensors").unlink(missing_ok=True)
     first, second = sorted(folder.glob("*.safetensors"))[:2]
     save_file(load_file(second) | load_file(first), second, metadata={"format": "pt"})
 
 
-def only_gguf(folder) -> None:
+def only_gguf(folder):
     (folder / "config.json").unlink()
     (folder / "model.Q4.gguf").touch()
 
 
-def adapter(folder) -> None:
+def adapter(folder):
     settings = json.dumps({"base_model_name_or_path": "org/name"})
     (folder / "adapter_config.json").write_text(settings)
 
@@ -128,7 +127,7 @@ def test_a_folder_with_a_fault_is_refused_by_its_weights(folder, fault):
 
 
 def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
-    def add(weights) -> None:
+    def add(weights):
         weights["vision_tower.layers.0.weight"] = torch.ones(3)
         weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
 
@@ -152,7 +151,7 @@ def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
     ],
 )
 def test_a_pass_that_fails_is_told_by_its_cause(fault, words):
-    def fail(*_) -> None:
+    def fail(*_):
         raise RuntimeError(fault)
 
     model = build("llama")
@@ -178,7 +177,7 @@ def test_numbers_that_are_too_large_for_their_type_are_refused(folder):
 
 
 def test_weights_that_no_gpu_has_room_for_are_refused(folder):
-    load: Any = load_module
+    load = load_module
     with refusal("have no room"):
         load.__wrapped__(folder, "cpu", "float32", "model.target", {"": "meta"})
 

@@ -42,14 +42,12 @@ SOME = [
 ]
 
 
-def plainly(case, draft) -> bool:
+def plainly(case, draft):
     """Whether the simplest trees are drafted as the setting has it, without static shapes."""
     return case[0] in ("path", "delayed") and not case[2] and draft is None
 
 
-def decoder_of(
-    policy: str, name: str, static: bool, drafter: str, draft=COLD
-) -> SpeculativeDecoder:
+def decoder_of(policy, name, static, drafter, draft=COLD):
     shapes = StaticShapes(24, rows=8) if static else None
     drafting = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
     return SpeculativeDecoder(TARGET, drafting, SMALL[policy](), name, draft, static=shapes)

@@ -29,21 +29,19 @@ CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the r
 REPEATS = [1, 3, 2, 3, 2, 0, 1, 3, 2]  # ends with what follows 1 at the start
 
 
-def begun(
-    text: list[int], config: NgramConfig = NgramConfig(), setting: SamplingSetting = RAW
-) -> NgramDrafter:
+def begun(text, config=NgramConfig(), setting=RAW):
     drafter = NgramDrafter(VOCABULARY, config)
     drafter.start(text[:-1], text[-1], torch.zeros(len(text) - 1, 4), setting)
     return drafter
 
 
-def tree_of(drafter: NgramDrafter, config: NgramConfig, room: int = 100):
+def tree_of(drafter, config, room=100):
     return NgramTree(config).draft(
         DecodingState(drafter.index.text[-1], 1, room, RAW, None, None), drafter, None
     )
 
 
-def paths(tree) -> set[tuple[int, ...]]:
+def paths(tree):
     return {
         tuple(tree.tokens[node] for node in tree.path(leaf))
         for leaf in range(1, len(tree))

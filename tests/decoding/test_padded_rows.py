@@ -10,7 +10,7 @@ from tests.decoding.policies import EVERY_POLICY
 from tests.refusal import refusal
 
 
-def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
+def llama(rows, seed, bias=False, **more):
     model = module("llama", {"vocab_size": rows, "pad_token_id": None} | more, seed)
     if bias:
         model.lm_head.bias = torch.nn.Parameter(torch.randn(rows))

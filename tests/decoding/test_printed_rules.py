@@ -14,12 +14,12 @@ from tests.decoding.laws import distance, truncated_program
 from tests.decoding.tables import KINDS, Tables, one_step
 
 
-def norm(row: list[float]) -> list[float]:
+def norm(row):
     """`row` itself where it has no mass: then it is not reached."""
     return [x / sum(row) for x in row] if sum(row) > 0 else row
 
 
-def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[int, int], float]:
+def tree_verification(tables, drafted):
     """Tree verification (TV; Hu & Huang, 2024, whose algorithm is called accelerated speculative
     sampling) of a drafted path: the law of (accepted tokens, token after them).
 
@@ -28,7 +28,7 @@ def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[in
     of a draft. That and all earlier outcomes are scaled by how much of the children that w p does
     not cover is a, and a itself gets min(1, w p(a) / q(a)).
     """
-    law: dict[tuple[int, int], float] = {}
+    law = {}
     w = 1.0
     for depth, a in enumerate(drafted):
         p, q = (row.tolist() for row in tables(drafted[:depth]))

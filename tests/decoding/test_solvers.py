@@ -32,7 +32,7 @@ ALMOST_ONE = torch.tensor([[0.0, 1e-7, 1 - 1e-7]]).double()
 
 
 @st.composite
-def rows(draw, vocabulary: int = 3):
+def rows(draw, vocabulary=3):
     """p, q [1, V] with zeros, near-ties and everything between."""
     made = []
     for _ in range(2):
@@ -43,7 +43,7 @@ def rows(draw, vocabulary: int = 3):
     return made
 
 
-def depth_one(p, q, drafted) -> DraftTree:
+def depth_one(p, q, drafted):
     tree = DraftTree.rooted(0, q)
     for token in drafted:
         tree.add(0, token)
@@ -51,7 +51,7 @@ def depth_one(p, q, drafted) -> DraftTree:
     return tree
 
 
-def every_draw(q, k: int):
+def every_draw(q, k):
     """(draws, probability) for all k i.i.d. draws from q."""
     for drafted in product(range(len(q)), repeat=k):
         if (probability := float(q[list(drafted)].prod())) > 0:

@@ -25,13 +25,11 @@ from tests.refusal import refusal
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])
 
 
-def pair(name: str):
+def pair(name):
     return (family(name), family(name, noise=0.01)) if name != "tiny" else tiny_pair(16, layers=3)
 
 
-def decoder(
-    target, draft, policy, rule: str, static: StaticShapes | None, head=None
-) -> SpeculativeDecoder:
+def decoder(target, draft, policy, rule, static, head=None):
     drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
     return SpeculativeDecoder(target, drafter, policy, rule, static=static)
 

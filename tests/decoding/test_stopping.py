@@ -28,7 +28,7 @@ POLICIES["mean"] = lambda: FollowMean(window=2, plus=1, longest=2)
 RULES = [name for name, rule in VERIFIERS.items() if rule.trees >= PATHS and name != "greedy"]
 
 
-def decoder_of(policy: str, rule: str, drafter=None) -> SpeculativeDecoder:
+def decoder_of(policy, rule, drafter=None):
     return SpeculativeDecoder(TARGET, drafter or LMDrafter(DRAFT), POLICIES[policy](), rule)
 
 

@@ -52,7 +52,7 @@ ASKED = [
 TOKENS = 24
 
 
-def selector() -> NeuralPolicy:
+def selector():
     """Chooses by the context under T = 1 and 0.8, and one tree under T = 0.6."""
     torch.manual_seed(4)
     settings = ((1.0, 1.0), (0.8, 1.0), (0.6, 0.9))
@@ -85,13 +85,11 @@ POLICIES = {
 }
 
 
-def drafter(name: str, static: StaticShapes | None = None):
+def drafter(name, static=None):
     return LMDrafter(DRAFT, static) if name == "lm" else EagleDrafter(HEADS[name], static)
 
 
-def decoder(
-    policy: str, drafting: str, static: StaticShapes | None = None, shared=None
-) -> SpeculativeDecoder:
+def decoder(policy, drafting, static=None, shared=None):
     make, rule = POLICIES[policy]
     chosen = make()
     drafts = None if policy == "autoregressive" else shared or drafter(drafting, static)
@@ -99,19 +97,19 @@ def decoder(
     return SpeculativeDecoder(TARGET, drafts, chosen, verify, static=static)
 
 
-def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
+def stream(made, number, tokens=TOKENS):
     prompt, setting = ASKED[number]
     return made.blocks(prompt, tokens, setting, Rng.seeded(number))
 
 
 @cache
-def alone(policy: str, drafting: str) -> list[list[int]]:
+def alone(policy, drafting):
     """The texts, each of a decoder of its own."""
     made = [stream(decoder(policy, drafting), number) for number in range(len(ASKED))]
     return [[token for block in one for token in block.tokens] for one in made]
 
 
-def in_turn(streams: list) -> list[list[int]]:
+def in_turn(streams):
     """A block of each at a time, until all are read."""
     texts, waiting = [[] for _ in streams], dict(enumerate(map(iter, streams)))
     while waiting:
@@ -130,7 +128,7 @@ CASES = [
 ]
 
 
-def sizes(streams: list) -> list[list[int]]:
+def sizes(streams):
     """Of every stream the nodes of its trees, step by step: NSS gives the same text from any tree."""
     return [[step.nodes for step in one.generation.steps] for one in streams]
 
@@ -159,11 +157,11 @@ def restless():
     sys.setswitchinterval(before)
 
 
-def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
+def in_threads(made, tokens=TOKENS):
     """A thread a text; an error stands for its own."""
     barrier = Barrier(len(made))
 
-    def read(number: int):
+    def read(number):
         barrier.wait()
         try:
             prompt, setting = ASKED[number]

@@ -29,14 +29,14 @@ TINY = LanguageModelConfig(
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 
-def train(folder, kill: int | None = None):
+def train(folder, kill=None):
     module, name = LanguageModel(build_llama(TINY, 29), TINY), folder.name + "-curve"
     curves = CSVLogger(folder.parent, name)
     train_rows(module, ROWS, folder, curves, [] if kill is None else [KillBefore(kill)])
     return module.model
 
 
-def flip(path) -> None:
+def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8
     path.write_bytes(content)

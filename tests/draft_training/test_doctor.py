@@ -43,7 +43,7 @@ def test_the_most_likely_fault_is_named_and_chance_is_not():
     assert diagnose([500, 210, 40], ours) == "norm"
 
 
-def texts(count: int, length: int, seed: int) -> torch.Tensor:
+def texts(count, length, seed):
     """Rows [count, length] of a first token 0, then each token the one three before it plus 1."""
     generator = torch.Generator().manual_seed(seed)
     letters = torch.randint(26, (count, length), generator=generator)

@@ -252,7 +252,7 @@ def test_no_process_outlives_a_killed_training(tmp_path):
         time.sleep(0.1)
 
 
-def lives(process: psutil.Process) -> bool:
+def lives(process):
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False

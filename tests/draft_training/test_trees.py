@@ -19,7 +19,7 @@ def target():
 
 
 @torch.no_grad()
-def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tuple[int, ...]]]:
+def brute_force(target, prefix, k, depth):
     """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by
     full passes.
     """
@@ -35,7 +35,7 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
     return levels
 
 
-def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
+def paths(trees, row, root):
     ancestors, above = [], [()]
     for level in trees.levels:
         nodes = torch.stack([level.tokens, level.parents], -1)[row, root].tolist()

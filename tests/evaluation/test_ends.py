@@ -36,12 +36,12 @@ def pair():
     return tiny_pair(40, noise=0.0, layers=2)
 
 
-def greedy(target, **how) -> list[int]:
+def greedy(target, **how):
     ids = torch.tensor([PROMPT])
     return target.module.generate(ids, max_new_tokens=LIMIT, do_sample=False, **how)[0, 3:].tolist()
 
 
-def methods(pair, limit=LIMIT) -> dict:
+def methods(pair, limit=LIMIT):
     target, draft = pair
     ours = {
         BASELINE: (None, Autoregressive(), "nss"),

@@ -20,7 +20,6 @@ from nde_talf.evaluation.recommend import (
 )
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.pipelines.recommend import recommend as recommend_command
-from nde_talf.selector.roots import Roots
 from tests import ROOT
 from tests.evaluation import labelled
 from tests.refusal import refusal
@@ -38,7 +37,7 @@ DEPTHS = torch.tensor([tree.depth for tree in TREES])
 SAMPLED = [SamplingSetting(0.6)]
 
 
-def roots(count: int = 80, lengths: tuple[int, int] = (3, 3)) -> Roots:
+def roots(count=80, lengths=(3, 3)):
     """As many tokens of every draft are accepted as `lengths` says, for the two kinds of prompt in
     turn.
     """

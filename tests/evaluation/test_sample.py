@@ -7,7 +7,7 @@ from nde_talf.evaluation.sample import coloured
 class Letters:
     """A tokenizer whose token n is the n-th letter, but for 26 and 27, two halves of one character."""
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids):
         return "".join(
             chr(97 + i) if i < 26 else "\ufffd" if i == 26 else "é" for i in ids
         ).replace("\ufffdé", "é")

@@ -49,7 +49,7 @@ PENALISED = {
 }
 
 
-def noisy(name: str, noise: float = 0.02):
+def noisy(name, noise=0.02):
     """A family's model and a draft like it."""
     models = [module(*FAMILIES[name]).eval() for _ in range(2)]
     torch.manual_seed(1)
@@ -59,7 +59,7 @@ def noisy(name: str, noise: float = 0.02):
     return models
 
 
-def batch(rows: int = 2, **options) -> dict:
+def batch(rows=2, **options):
     """Ask for greedy texts after prompts of different lengths, padded on the left."""
     ids = torch.randint(1, V, (rows, 9), generator=torch.Generator().manual_seed(5))
     mask = torch.ones_like(ids)
@@ -69,7 +69,7 @@ def batch(rows: int = 2, **options) -> dict:
     return asked | {"max_new_tokens": 12} | options
 
 
-def same(model, ours, **asked) -> torch.Tensor:
+def same(model, ours, **asked):
     """The text of `generate` alone, which has to be ours."""
     theirs = model.generate(**asked)
     assert torch.equal(model.generate(**asked, custom_generate=ours), theirs)
@@ -266,7 +266,7 @@ def test_what_a_tree_cannot_decode_is_refused_by_name(named):
 
 
 def test_other_faults_are_refused_too(pair, monkeypatch):
-    def fault(draft, **given) -> str:
+    def fault(draft, **given):
         with refusal() as caught:
             TARGET.module.generate(**ASKED | given, custom_generate=speculate(draft))
         return str(caught.value)
@@ -307,7 +307,7 @@ PREPARED = {
 
 
 @torch.no_grad()
-def prepared_law(length: int) -> dict[tuple[int, ...], float]:
+def prepared_law(length):
     """P of every text of `length` tokens, by transformers' own processors."""
     processors = LogitsProcessorList(
         [RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]])]

@@ -4,7 +4,6 @@ model, selector and n-grams.
 
 import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from nde_talf import (
     Action,
-    CausalModel,
     Delayed,
     LMDrafter,
     Rng,
@@ -97,7 +95,7 @@ if __name__ == "__main__":
 """
 
 
-def saved(model: CausalModel, folder: Path, words: list[str]) -> Path:
+def saved(model, folder, words):
     """A model folder with a tokenizer."""
     model.module.save_pretrained(folder)
     tokenizer = Tokenizer(
@@ -114,7 +112,7 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def prompts():
     return [
         torch.randint(VOCABULARY, (4 + 3 * i,), generator=torch.Generator().manual_seed(i)).tolist()
         for i in range(4)
@@ -122,7 +120,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def served(pair, prompts, tmp_path_factory) -> dict:
+def served(pair, prompts, tmp_path_factory):
     folder, words = tmp_path_factory.mktemp("served"), [f"word{i}" for i in range(VOCABULARY)]
     target, draft = (
         saved(model, folder / name, words)

@@ -15,7 +15,6 @@ from nde_talf import (
     Action,
     Autoregressive,
     Delayed,
-    LatencyTable,
     LMDrafter,
     NeuralPolicy,
     NgramDrafter,
@@ -63,14 +62,14 @@ def drafters():
     return {"lm": Counted(DRAFT), "ngram": NgramDrafter(VOCABULARY)}
 
 
-def priced(selector: Selector, table: LatencyTable = TABLE) -> Selector:
+def priced(selector, table=TABLE):
     """Give a selector the table that it would have been exported with."""
     selector.table = table
     return selector
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[list[int]]:
+def texts():
     """Of every prompt what the target goes on with."""
     decoder = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
     return [
@@ -79,7 +78,7 @@ def texts() -> list[list[int]]:
     ]
 
 
-def accepted(draft: list[int], rest: list[int]) -> int:
+def accepted(draft, rest):
     hits = 0
     while hits < min(len(draft), len(rest) - 1) and draft[hits] == rest[hits]:
         hits += 1
@@ -133,7 +132,7 @@ def test_steps_are_those_of_our_loop(texts):
 
 
 @pytest.fixture(scope="module")
-def selector() -> Selector:
+def selector():
     """Of the draft's features alone, with random weights that choose several lengths."""
     torch.manual_seed(3)
     made = Selector(schema(0, DRAFT.hidden_size, sharpness=0.0, width=8, hidden=(16, 16))).eval()

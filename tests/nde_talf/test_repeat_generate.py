@@ -17,7 +17,7 @@ PLUGINS = ("xdist", "cacheprovider", "faulthandler")
 OPTIONS = ["-q", "-o", "addopts=", *(f"-pno:{name}" for name in PLUGINS)]
 
 
-def repeated(*names: str) -> tuple[int, Repeats]:
+def repeated(*names):
     plugin = Repeats()
     files = [f"{FOUR}::{name}" for name in names] or [str(FOUR)]
     return pytest.main([*OPTIONS, *files], plugins=[plugin]), plugin

@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
     return {name: root / name for name in ("pair", "latency")}
 
 
-def of_this_test() -> Config:
+def of_this_test():
     config = Config()
     config.tracking.mode, config.traces.new_tokens = "disabled", 8
     config.latency.contexts, config.latency.repeats = [16], 1

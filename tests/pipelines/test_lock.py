@@ -20,7 +20,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def start(run, seconds: float) -> subprocess.Popen:
+def start(run, seconds):
     command = [sys.executable, "-c", HOLDER, str(run), str(seconds)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT

@@ -27,7 +27,7 @@ def theirs(tmp_path):
     assert contents(folder) == before
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     return {str(file): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -99,7 +99,7 @@ def test_a_command_says_what_a_killed_one_left_and_that_it_removed_it(chain, cap
 
 
 def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
-    def write(folder: Path) -> None:
+    def write(folder):
         (folder / "config.json").write_text("{}")
 
     for _ in range(2):

@@ -33,8 +33,11 @@ ALL = [
 ] + [line for line in inspect.getsource(json.decoder).splitlines() if len(line) > 50]
 TEXTS = list(dict.fromkeys(ALL))
 
+TABLES = json.loads(Path(__file__).with_name("own_rows.json").read_text())
+"""Rows of files and what is made of them; a table a test."""
 
-def write(folder: Path, name: str, rows: list) -> str:
+
+def write(folder, name, rows):
     """Write rows in the format of the name; the file's path."""
     path = folder / name
     if name.endswith(".parquet"):
@@ -48,7 +51,7 @@ def write(folder: Path, name: str, rows: list) -> str:
     return str(path)
 
 
-def fitted(*arguments: str) -> tuple[Config, list[str]]:
+def fitted(*arguments):
     """The configuration of a command line, and what is wrong with its files."""
     config = composed(Config, "model=tiny3", *in_full(arguments))
     return config, fit(config)
@@ -87,34 +90,13 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
     assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
 
 
-@pytest.mark.parametrize(
-    "row,template",
-    [
-        ({"question": "a", "answer": "b"}, "{question}"),
-        ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}\n{input}"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
-        ({"prompt": [{"role": "user", "content": "a"}]}, "{prompt}"),
-        ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
-        ({"mine": "a", "number": 3}, "{mine}"),
-        ({"id": "r81", "wish": "Write a parser"}, "{wish}"),
-    ],
-)
+@pytest.mark.parametrize("row,template", TABLES["columns"])
 def test_columns_are_recognised(row, template):
     assert question_template([row] * 3, "file", "key") == template
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rows,words",
-    [
-        ([{"prompt": "a", "question": "b"}] * 9, "prompt ('a'), question ('b')"),
-        ([{"number": 3}] * 9, "no column holds text"),
-        ([{"id": "r1", "request": {"messages": ["a"]}}] * 9, "lie inside request"),
-        ([{"prompt": "a"}, {"query": "b"}] * 9, "missing in 9 of 18 rows"),
-        ([{"prompt": "a"}], "it has 1 different prompts"),
-        ([], "empty"),
-    ],
-)
+@pytest.mark.parametrize("rows,words", TABLES["refused"])
 def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path):
     source = write(tmp_path, "p.jsonl", rows)
     config, faults = fitted(f"data='{source}'", "engine.workers=2", "selector.tables=[nowhere]")
@@ -147,19 +129,8 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
         assert part in str(told.value)
 
 
-ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row,key,value",
-    [
-        ({"question": "{}", "answer": "b"}, "assistant", "{answer}"),
-        ({"prompt": "{}"}, "regenerate", True),
-        ({"turns": ["{}", "b"]}, "regenerate", True),
-        ({"messages": [ASKED, ANSWERED]}, "regenerate", False),
-    ],
-)
+@pytest.mark.parametrize("row,key,value", TABLES["layouts"])
 def test_layouts_of_dialogues_are_recognised(row, key, value, tmp_path):
     rows = [json.loads(json.dumps(row).replace("{}", f"question {i}")) for i in range(60)]
     config, faults = fitted(f"dialogues={write(tmp_path, 'c.jsonl', rows)}")
@@ -186,7 +157,7 @@ def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
 
 @pytest.mark.long
 def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
-    def run_with(*given: str) -> str:
+    def run_with(*given):
         return said(finish("nde_talf.pipelines.run", [*given, *asked]))
 
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])

@@ -7,7 +7,6 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -77,18 +76,18 @@ def test_short_memory_is_called_that():
     assert "not enough memory" in told and "delete" not in told
 
 
-def changed(kind: str, folder: Path, file: str, **fields: Any) -> Path:
+def changed(kind, folder, file, **fields):
     """A copy of an export, some fields of its JSON file changed and its checksums written anew."""
     path = Path(shutil.copytree(HERE / kind, folder / kind))
     apply({"set": {key.replace("__", "."): value for key, value in fields.items()}}, path / file)
     return path
 
 
-def head(folder: Path) -> object:
+def head(folder):
     return load_head(folder, CausalModel.load(HERE / "pair/target"))
 
 
-def prompts(folder: Path) -> object:
+def prompts(folder):
     return Pair(folder).every_prompt()
 
 

@@ -38,7 +38,7 @@ def finished(tmp_path_factory):
     return folder, printed_by(folder)
 
 
-def digests(path) -> dict[str, str]:
+def digests(path):
     """Checksums of a file, or of a folder's files by name."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return {str(file.relative_to(path)): file_digest(file) for file in files}
@@ -150,7 +150,7 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
     )
 
 
-def kill_when(folder, marker: str, sign: signal.Signals) -> int:
+def kill_when(folder, marker, sign):
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
     process = start("nde_talf.pipelines.run", command(folder)[3:])
     deadline = time.monotonic() + 120

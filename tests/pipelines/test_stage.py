@@ -5,7 +5,6 @@ where its name is given.
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -30,7 +29,7 @@ def chain(tmp_path):
     return chain
 
 
-def edit(path: Path, **changes) -> None:
+def edit(path, **changes):
     path.write_text(json.dumps({**read_json(path), **changes}))
 
 

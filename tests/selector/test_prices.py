@@ -41,7 +41,7 @@ def test_isotonic_regression_pools_what_falls():
     assert rising(np.array([1.0, 1.0, 9.0, 1.1, 1.2, 1.3]))[-1] < 4
 
 
-def true_step(action: Action, context: int, by_branches: bool) -> tuple[float, float, float]:
+def true_step(action, context, by_branches):
     """Parts that rise along straight lines: draft, target, all else.
 
     Widths and nodes as if no draws were merged.
@@ -115,7 +115,7 @@ def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch
     assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
 
 
-def of_many_contexts(count: int, seed: int, longest: int):
+def of_many_contexts(count, seed, longest):
     """Roots with skewed contexts, so that the price at the mean context is not the mean price."""
     spread = roots(count, seed, alike=True)
     context = (

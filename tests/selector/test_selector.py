@@ -24,13 +24,7 @@ from nde_talf.selector.entropy import ENTROPY, EntropyRule
 from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
 from nde_talf.selector.latency import StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
-from nde_talf.selector.train import (
-    CrossFit,
-    SelectorModule,
-    fit_selector,
-    prompt_folds,
-    train_selector,
-)
+from nde_talf.selector.train import SelectorModule, fit_selector, prompt_folds, train_selector
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
@@ -75,13 +69,13 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
 
     started = 0
 
-    def kill(module: SelectorModule) -> None:
+    def kill(module):
         nonlocal started
         started += 1
         if started == 9:  # in the third fold
             raise Killed
 
-    def train(folder: str) -> tuple[Selector, CrossFit]:
+    def train(folder):
         config = replace(CONFIG, epochs=4, folds=3)
         return train_selector(training, validation, config, tmp_path / folder)
 
