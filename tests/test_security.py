@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from nde_talf import UserError
 from nde_talf.decoding.common.card import write_card
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config
@@ -22,6 +22,7 @@ from nde_talf.pipelines.finished import COMMAND, Run
 from nde_talf.pipelines.manifest import plain
 from nde_talf.pipelines.tracking import Tracker, tracked
 from tests import ROOMS, ROOT
+from tests.refusal import refusal
 
 CALLS = [
     (path.relative_to(ROOT), node)
@@ -32,7 +33,7 @@ CALLS = [
 ]
 
 
-def named(call: ast.Call, name: str) -> str | None:
+def named(call, name):
     """The source of a keyword argument."""
     return next((ast.unparse(word.value) for word in call.keywords if word.arg == name), None)
 
@@ -71,17 +72,17 @@ def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
 def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
     (tmp_path / "default/pair").mkdir(parents=True)
     (tmp_path / "default/pair/pair.json").write_text("{}")
-    with pytest.raises(UserError, match="run="):
+    with refusal("run="):
         Config(run=name)
     config = Config()
     config.run, config.paths.checkpoints = name, str(tmp_path / "default")
-    with pytest.raises(UserError, match="run="):
+    with refusal("run="):
         check_config(config)
-    with pytest.raises(UserError, match="run="):
+    with refusal("run="):
         Run(name, str(tmp_path))
     write_json(tmp_path / "default" / COMMAND, {"base": name, "arguments": []})
     if name:
-        with pytest.raises(UserError, match="base="):
+        with refusal("base="):
             Run("default", str(tmp_path))
 
 

@@ -3,13 +3,20 @@
 import pytest
 import torch
 
-from nde_talf import CausalModel, EagleDrafter, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
+from nde_talf import (
+    CausalModel,
+    EagleDrafter,
+    LMDrafter,
+    NeuralPolicy,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.forward import layer, parts
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import HeadModule, build_head
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from tests.data.test_traces import trace
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import EVERY_POLICY

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from benchmarks import decode, timing
-from nde_talf.decoding.policies.beam import Beam
+from nde_talf import Beam
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 
 
-def kind(method: str) -> str:
+def kind(method):
     """A method's name without what was chosen for it."""
     return re.sub(r" \([^)]*\)", "", method)
 

@@ -32,7 +32,7 @@ def test_it_needs_torch_transformers_and_safetensors_alone():
 def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
 
-    def part(name: str, *more: str) -> list[list]:
+    def part(name, *more):
         common = f"--size small --device cpu --folder {tmp_path}/pair --results {tmp_path} --part"
         gpu.main([*common.split(), name, *more])
         return json.loads((tmp_path / f"gpu_{name}.json").read_text())["rows"]

@@ -5,12 +5,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.head_doctor import FAULTS, HEALTHY, diagnose, read_counters, suspects
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig, TalfLoss
 from nde_talf.draft_training.train_head import fit_head
 from nde_talf.draft_training.train_lm import LanguageModel, fit
+from tests.refusal import refusal
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of drafts.
 vllm:spec_decode_num_drafts_total{engine="0",model_name="x"} 10.0
@@ -32,7 +32,7 @@ def test_counters_are_read_from_json_and_from_vllms_metrics(tmp_path):
 @pytest.mark.parametrize("text", ["", '{"drafts": 9, "accepted": [4, 5]}'])
 def test_what_holds_no_counters_is_refused(text, tmp_path):
     (tmp_path / "counters").write_text(text)
-    with pytest.raises(UserError, match="counters"):
+    with refusal("counters"):
         read_counters(tmp_path / "counters")
 
 
@@ -43,7 +43,7 @@ def test_the_most_likely_fault_is_named_and_chance_is_not():
     assert diagnose([500, 210, 40], ours) == "norm"
 
 
-def texts(count: int, length: int, seed: int) -> torch.Tensor:
+def texts(count, length, seed):
     """Rows [count, length] of a first token 0, then each token the one three before it plus 1."""
     generator = torch.Generator().manual_seed(seed)
     letters = torch.randint(26, (count, length), generator=generator)

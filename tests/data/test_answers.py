@@ -4,11 +4,11 @@ end a dialogue.
 
 import pytest
 
+from nde_talf import SamplingSetting
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, UnsuitedError, in_order
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.decoding.sampling import SamplingSetting
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
 

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, in_order
 from nde_talf.data.text.templates import ChatTemplate
-from nde_talf.decoding.common.errors import UserError
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
+from tests.refusal import refusal
 
 TURNS = [
     ["What is the capital of France?", "The capital of France is Paris."],
@@ -106,15 +106,15 @@ def test_a_template_that_rewrites_answers_or_glues_them_on_is_refused(template, 
 
 def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
     tokenizer = family_tokenizer("qwen2", ["a few words"])
-    with pytest.raises(UserError, match="no special token"):
+    with refusal("no special token"):
         ChatEncoder(tokenizer, showing("{{ turn.content }}\n\n")).documents(dialogue())
-    with pytest.raises(UserError, match="so that none could be used"):
+    with refusal("so that none could be used"):
         ChatEncoder(tokenizer, showing("{{ turn.content | upper }}<|im_end|>\n"))
     ChatEncoder(
         tokenizer, None, {"key": 1, "chat_template": showing("{{ turn.content }}<|im_end|>")}
     )
     tokenizer.chat_template = None
-    with pytest.raises(UserError, match=r"dialogues\.chat_template"):
+    with refusal(r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)
 
 
@@ -169,7 +169,7 @@ def test_a_template_is_tried_before_it_is_trusted(tmp_path):
         "{{ m.content[:5] }}",
         "{% if m.role == 'user' %}" + says + "{% endif %}",
     ):
-        with pytest.raises(UserError, match=f"key: the chat template of {tmp_path}"):
+        with refusal(f"key: the chat template of {tmp_path}"):
             ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
 
 

@@ -12,11 +12,11 @@ from nde_talf.data.text.conversation import (
 from nde_talf.data.text.row_template import RowTemplate
 
 
-def asked(row: dict, template: str = "{messages}"):
+def asked(row, template="{messages}"):
     return question(row, RowTemplate(template, "", ""))
 
 
-def chat(*texts: str) -> list[dict]:
+def chat(*texts):
     """Turns such as "user: Hi."."""
     return [{"role": (parts := text.split(": "))[0], "content": parts[1]} for text in texts]
 

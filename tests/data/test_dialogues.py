@@ -9,7 +9,7 @@ import pytest
 from nde_talf.data.dialogues.read import UnsuitedError, in_order, read_dialogues
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 SHAREGPT = [
     {"from": "human", "value": " Hi. "},
@@ -63,9 +63,7 @@ def test_rows_out_of_order_are_skipped_and_counted(tmp_path):
 
 def test_a_set_without_an_assistants_turn_is_an_error_unless_the_target_answers(tmp_path):
     rows = [{"turns": ["Hi.", "Bye."]}, {"turns": ["What?"]}]
-    with pytest.raises(
-        UserError, match=r"2 without an assistant's turn.*dialogues\.regenerate=true"
-    ):
+    with refusal(r"2 without an assistant's turn.*dialogues\.regenerate=true"):
         read(tmp_path, rows)
     dialogues, _ = read(tmp_path, rows, regenerate=True)
     assert sorted(len(one.messages) for one in dialogues) == [1, 2]
@@ -75,11 +73,11 @@ def test_a_set_without_an_assistants_turn_is_an_error_unless_the_target_answers(
 
 def test_columns_can_be_named(tmp_path):
     rows = [{"id": 1, "talk": SHAREGPT, "conversations": [], "question": "2 + 2?", "answer": "4"}]
-    with pytest.raises(UserError, match="without turns"):
+    with refusal("without turns"):
         read(tmp_path, rows)
     (one,), _ = read(tmp_path, rows, column="talk")
     assert one.messages[1]["content"] == "Hello!"
     (one,), _ = read(tmp_path, rows, user="Q: {question}", assistant="{answer}")
     assert [message["content"] for message in one.messages] == ["Q: 2 + 2?", "4"]
-    with pytest.raises(UserError, match=r"dialogues\.user asks for the column 'ask'"):
+    with refusal(r"dialogues\.user asks for the column 'ask'"):
         read(tmp_path, rows, user="{ask}", assistant="{answer}")

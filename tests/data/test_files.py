@@ -10,7 +10,7 @@ import pytest
 from nde_talf.decoding.common.files import remove_temporaries, write_atomically
 
 
-def write_folder(path, text: str) -> None:
+def write_folder(path, text):
     path.mkdir()
     (path / "inside").write_text(text)
     (path / "inside").chmod(0o600)  # as safetensors leaves its files
@@ -20,7 +20,7 @@ def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
     inside = tmp_path / "folder/inside"
     write_atomically(inside.parent, lambda path: write_folder(path, "first"))
 
-    def fail(path) -> None:
+    def fail(path):
         write_folder(path, "second")
         raise ValueError
 
@@ -43,7 +43,7 @@ write_atomically(Path(sys.argv[1]), write)
 """
 
 
-def start(path, word: str, seconds: float) -> subprocess.Popen:
+def start(path, word, seconds):
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), word, str(seconds)])
     deadline = time.monotonic() + 60
     while not path.with_name(f"begun-{word}").exists():

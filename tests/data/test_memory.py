@@ -55,7 +55,7 @@ for options in json.loads(sys.argv[1]):  # each in a process of its own, which h
 """
 
 
-def traced(*options: dict) -> list[dict]:
+def traced(*options):
     done = subprocess.run(
         [sys.executable, "-c", TRACE, json.dumps(options)],
         capture_output=True,

@@ -3,14 +3,12 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from nde_talf.data.text.corpus import load_mixture
 from nde_talf.data.text.settings import Corpus, DataConfig
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 
-def mixture(folder, template="Q: {question} A: {answer}") -> dict[str, Corpus]:
+def mixture(folder, template="Q: {question} A: {answer}"):
     rows = {
         "mathematics": [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)],
         "plain": [{"text": f"text {i}"} for i in range(100)],
@@ -33,9 +31,9 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
 
 def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
     for template, words in (("{text}", "'text'"), ("{question", "format string")):
-        with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
+        with refusal(rf"data.mix.mathematics.*{words}"):
             load_mixture(mixture(tmp_path, template))
-    with pytest.raises(UserError, match="hold no text"):
+    with refusal("hold no text"):
         load_mixture({})
-    with pytest.raises(UserError, match=r"draft_fraction is 0 for every corpus \(a\).*Raise"):
+    with refusal(r"draft_fraction is 0 for every corpus \(a\).*Raise"):
         DataConfig(mix={"a": Corpus(draft_fraction=0.0)})

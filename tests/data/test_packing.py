@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nde_talf.data.dialogues.token_rows import PADDING, Document, pack_documents
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 
-def document(length: int, mark: int, counting: int = 1) -> Document:
+def document(length, mark, counting=1):
     """`length` tokens, all `mark`; the last `counting` of them count."""
     return Document([mark] * length, [i >= length - counting for i in range(length)])
 
@@ -36,5 +36,5 @@ def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():
     rows = pack_documents([document(15, 1, 10), document(15, 2, 3), document(4, 3, 0)], 8, pad=9)
     assert rows.tokens.tolist() == [[1] * 8]
     assert rows.loss.tolist() == [[False] * 5 + [True] * 3]
-    with pytest.raises(UserError, match="None of 1 documents"):
+    with refusal("None of 1 documents"):
         pack_documents([document(15, 2, 3)], 8)

@@ -16,23 +16,13 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import cli
 from nde_talf.pipelines.config import Config
+from tests.refusal import refusal
 
 WORDS = " ".join(f"word{i}" for i in range(900))
-SPOKEN = {"system": "Be good.", "human": "Why {}?", "gpt": "So."}
-# A row of some sets' hub schema, with its number for {}: plain, of two columns, turns, long texts.
-ROWS = {
-    "math500": {"problem": "Find {}.", "answer": "a"},
-    "livecodebench": {"question_content": "Sort {}.", "starter_code": "class A:"},
-    "sharegpt": {"conversations": [{"from": who, "value": text} for who, text in SPOKEN.items()]},
-    "wikitext2": {"text": "Article {} " + WORDS},
-    "mt_bench": {"category": "math", "prompt": ["Question {}?", "And then?"]},
-    "file": {"text": "My prompt {}"},
-    "opus_books": {"translation": {to: f"{to} {{}}" for to in ("en", "fr", "es", "it")}},
-    "opensubtitles": {"english": "Hello {}", "non_english": "Ciao {}"},
-}
+ROWS = json.loads(Path(__file__).with_name("prompt_rows.json").read_text())
+"""A row of some sets' hub schema, with its number for {} and a long text for WORDS."""
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -46,15 +36,17 @@ def tokenizer():
     return trained
 
 
-def written(folder: Path, name: str, rows: dict) -> str:
+def written(folder, name, rows):
     """A file of 30 rows."""
     path = folder / f"{name}.jsonl"
-    lines = [json.dumps(rows).replace("{}", f"{name} {i}") for i in range(30)]
+    lines = [
+        json.dumps(rows).replace("{}", f"{name} {i}").replace("WORDS", WORDS) for i in range(30)
+    ]
     path.write_text("\n".join(lines))
     return str(path)
 
 
-def local(folder: Path, *names: str) -> dict[str, PromptSet]:
+def local(folder, *names):
     """The sets by name, with files in place of the hub."""
     source = ["data.sets.file.source=x.jsonl"] if "file" in names else []
     sets = cli.composed(Config, f"data=[{','.join(names)}]", *source).data.sets
@@ -125,11 +117,9 @@ def test_windows_of_one_document_are_on_one_side():
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     source = written(tmp_path, "q", {"question": "Question {}", "label": 1})
     prompt_set = PromptSet(source=source, template="{question}", chat=True, max_tokens=50)
-    with pytest.raises(
-        UserError, match=r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"
-    ):
+    with refusal(r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
-    with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
+    with refusal(r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))
     # Not in Rust, it tells no token's place in the text.
     (cut,) = load_sets({"q": replace(prompt_set, chat=False, cut=9)}, 1, 0, ByT5Tokenizer())

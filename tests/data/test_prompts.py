@@ -5,7 +5,7 @@ import pytest
 from nde_talf.data.text.corpus import load_documents, split_documents
 from nde_talf.data.text.prompts import prompts_from_documents
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 
 @pytest.mark.slow
@@ -22,8 +22,8 @@ def test_prompts_have_a_length_in_the_range_and_occur_once_in_the_documents():
     most = max(range(len(texts)), key=lambda i: texts[i].count("def "))
     one = held_out.select([most])
     assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
-    with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
+    with refusal(r"6 prompts .* yield 4"):
         prompts_from_documents(one, 6, 0, tokenizer, (16, 64))
     deep = one.map(lambda row: {"text": "+".join("1" * 5000)})  # Python cannot parse it
-    with pytest.raises(UserError, match="yield 0"):
+    with refusal("yield 0"):
         prompts_from_documents(deep, 1, 0, tokenizer, (16, 64))

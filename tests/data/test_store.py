@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nde_talf.data.traces.store import INDEX, TraceStore
-from nde_talf.decoding.common.errors import UserError
+from tests.refusal import refusal
 
 
-def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
+def columns(rows, split="train", samples=2):
     return {
         "prompt_id": [f"p{i}" for i in range(rows)],
         "split": [split] * rows,
@@ -24,7 +24,7 @@ def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
     }
 
 
-def written(folder, *shards: dict) -> TraceStore:
+def written(folder, *shards):
     store = TraceStore(folder)
     for i, shard in enumerate(shards):
         store.write(store.name(i, len(shards)), shard)
@@ -46,7 +46,7 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
 
 
 def test_a_shard_without_rows_is_only_an_entry(tmp_path):
-    with pytest.raises(UserError, match="no traces"):
+    with refusal("no traces"):
         written(tmp_path, {}).read("train")
     store = written(tmp_path, {}, columns(3))
     again = TraceStore(tmp_path)
@@ -92,5 +92,5 @@ def test_damage_is_named_where_it_is_read_and_nowhere_else(tmp_path):
     damaged = TraceStore(tmp_path)
     assert list(damaged.faults()) == [second.name, third.name] and not damaged.holds(second.name)
     for split, words in (("train", r"00001.*checksum"), ("validation", r"00002.*missing")):
-        with pytest.raises(UserError, match=rf"{words}.*stage=traces again"):
+        with refusal(rf"{words}.*stage=traces again"):
             damaged.read(split)

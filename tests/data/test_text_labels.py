@@ -15,16 +15,14 @@ V = 3
 PATH = TREE_INDEX[Action(1, 0, 2)]
 
 
-def chain(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def chain(seed):
     """Transition rows p, q [V, V] of a target and a draft that see one token back."""
     generator = torch.Generator().manual_seed(seed)
     p, q = torch.softmax(1.5 * torch.randn(2, V, V, generator=generator), -1)
     return p, q
 
 
-def labels(
-    p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor, root: int, rule: str = "specinfer"
-) -> torch.Tensor:
+def labels(p, q, tokens, root, rule="specinfer"):
     """Labels [233] of a rule at a position of a text that ends after `tokens`."""
     rows = text_rows(p[tokens], q[tokens], tokens.roll(-1))
     rows.given[-1], rows.ratio[-1] = 0, 0

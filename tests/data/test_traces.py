@@ -67,7 +67,7 @@ def test_nothing_is_accepted_below_a_drafted_end():
     pair = tiny_pair(200, noise=0.0)  # every draft is accepted
     paths = [TREE_INDEX[Action(1, 0, depth)] for depth in range(1, 9)]
 
-    def path_labels() -> torch.Tensor:
+    def path_labels():
         traced = trace(pair, ["t1.0"], verifiers=["specinfer", "traversal"])
         return torch.stack([traced[name][..., paths] for name in ("specinfer", "traversal")])
 

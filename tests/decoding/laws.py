@@ -1,24 +1,22 @@
 """The exact law of what one step emits, and how far it is from the target's."""
 
 import torch
-from torch import Tensor
+from scipy.optimize import linprog
 
 from nde_talf import SamplingSetting
 from nde_talf.decoding.rules.labels import Bundle, branch_gains, pooled, trunk_reach
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import RAW
-from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
+from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.tables import Tables, emitted, scored
 
-Law = dict[tuple[int, ...], float]
 
-
-def distance(law: dict, other: dict) -> float:
+def distance(law, other):
     return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
 
 
-def step_error(tables, policy, rule, length: int, room: int = 1 << 20) -> float:
+def step_error(tables, policy, rule, length, room=1 << 20):
     """Largest difference of probability between the first `length` tokens that a step emits,
     continued by the target, and the target's.
 
@@ -30,9 +28,9 @@ def step_error(tables, policy, rule, length: int, room: int = 1 << 20) -> float:
     return distance(continued(law, tables, length), continued({(): 1.0}, tables, length))
 
 
-def continued(law: Law, tables, length: int) -> Law:
+def continued(law, tables, length):
     """The law of the first `length` tokens where p goes on behind those of `law`."""
-    law_of_all: Law = {}
+    law_of_all = {}
     for tokens, probability in law.items():
         parts = {tokens[:length]: probability}
         for _ in range(length - len(tokens)):
@@ -46,19 +44,17 @@ def continued(law: Law, tables, length: int) -> Law:
     return law_of_all
 
 
-def _shares(row: Tensor) -> list[float]:
+def _shares(row):
     return (row.double() / row.double().sum()).tolist()
 
 
-def expected_block_efficiency(
-    p: Tensor, q: Tensor, tokens: Tensor, verifier: str, layout: SuperTreeLayout | None = None
-) -> Tensor:
+def expected_block_efficiency(p, q, tokens, verifier, layout=None):
     """Labels [T, A] of super-trees with `tokens` [T, N], from all rows p, q [T, N_inner, V] at once."""
     layout = layout or super_tree_layout()
     tree = torch.arange(len(p))[:, None, None, None]
     rows = p.flatten(0, 1), q.flatten(0, 1)
 
-    def bundle(paths: Tensor) -> Bundle:
+    def bundle(paths):
         nodes = (layout.parents[paths] + tree * p.shape[1]).flatten(0, 1)
         return Bundle(*rows, tokens[tree, paths].flatten(0, 1), nodes)
 
@@ -72,7 +68,7 @@ def expected_block_efficiency(
 GAPS = (10, 14, 16, 17, 18, 25, 40, 80)
 # Name -> (logits of p, logits of q, setting of p, setting of q). Position 0 of the logits is the
 # favourite.
-PEAKED: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSetting]] = {
+PEAKED = {
     **{f"gap {gap}": ([0, 1, 0.5, 0.8], [gap, 1, 0.2, 0.7], RAW, RAW) for gap in GAPS},
     "both peaked": ([20, 17, 3, 1], [18, 2, 17, 0], RAW, RAW),
     "two steps": ([0, 0.4, 1, 2], [35, 17, 0.5, 0], RAW, RAW),
@@ -98,12 +94,30 @@ class PeakedTables(Tables):
     Every context turns the logits round, so that rows differ.
     """
 
-    def __init__(self, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = 4):
+    def __init__(self, kind, dtype=torch.float32, vocabulary=4):
         super().__init__(kind, vocabulary=vocabulary)
         p, q, self.target, self.draft = PEAKED[kind]
         self.p, self.q = (torch.tensor(logits[:vocabulary], dtype=dtype) for logits in (p, q))
 
-    def _make(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _make(self, context):
         turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
         p, q = (logits.roll(turn) for logits in (self.p, self.q))
         return warp(p, self.target), warp(q, self.draft)
+
+
+def truncated_program(p, a, q, s):
+    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover,
+    where pairs of the s tokens of largest p - a q are shared out by a linear program, and in every
+    other pair the one of larger p - a q wins. With s = V and a = q it is alpha* for k = 2.
+    """
+    order = sorted(range(len(p)), key=lambda t: (-(p[t] - a[t] * q[t]), -t))
+    pairs = [(i, j) for at, i in enumerate(order) for j in order[at:]]
+    mass = [a[i] * q[j] + (i != j) * a[j] * q[i] for i, j in pairs]
+    shares = [
+        (n, token) for n, (i, j) in enumerate(pairs) for token in {i, j if j in order[:s] else i}
+    ]
+    limits = [[float(pair == n) for pair, _ in shares] for n in range(len(pairs))]
+    limits += [[float(token == t) for _, token in shares] for t in range(len(p))]
+    tight = dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), 1e-10)
+    costs = [-1.0] * len(shares)
+    return -linprog(costs, limits, [*mass, *p], method="highs", options=tight).fun

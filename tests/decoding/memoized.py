@@ -2,28 +2,21 @@
 most passes come again.
 """
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
-from nde_talf import CausalModel
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.static import FixedCache
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 
 
-def memoized(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def memoized(forward):
     """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and
     what it wrote into the cache, where all that it reads is the same to the bit: its arguments, and
     the keys and values in the cache.
     """
-    known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]], bool]] = {}
+    known = {}
 
-    def run(
-        tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, **inputs: Tensor
-    ) -> Tensor:
+    def run(tokens, positions, mask, cache, **inputs):
         if int(positions.max()) >= LONGEST:
             return forward(tokens, positions, mask, cache, **inputs)
         read, written = places(cache, mask, tokens.shape[1])
@@ -43,7 +36,7 @@ def memoized(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def at(cache: KVCache, slots: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+def at(cache, slots):
     """Copies of the keys and values at `slots`, by the number of the layer that holds its own."""
     return {
         number: (layer.keys[:, :, slots], layer.values[:, :, slots])
@@ -52,7 +45,7 @@ def at(cache: KVCache, slots: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
     }
 
 
-def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+def places(cache, mask, rows):
     """The slots of the cache that a pass over `rows` reads, and those that it writes."""
     if not isinstance(cache, FixedCache):
         return torch.arange(cache.length), torch.arange(cache.length, cache.length + rows)
@@ -64,7 +57,7 @@ def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tens
     return read.nonzero().flatten(), slots
 
 
-def memoized_model(model: CausalModel) -> CausalModel:
+def memoized_model(model):
     """The model itself, which from now on recalls its passes.
 
     Not with features of inner layers: they are taken by hooks.

@@ -8,9 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from nde_talf import CausalModel
 
 
-def tiny_model(
-    vocabulary: int, hidden: int = 16, layers: int = 1, seed: int = 0, scale: float = 1.0
-) -> CausalModel:
+def tiny_model(vocabulary, hidden=16, layers=1, seed=0, scale=1.0):
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -30,7 +28,7 @@ def tiny_model(
     return CausalModel(model, "tiny")
 
 
-def tiny_pair(vocabulary: int, noise: float = 0.05, **sizes) -> tuple[CausalModel, CausalModel]:
+def tiny_pair(vocabulary, noise=0.05, **sizes):
     """A target, and a draft whose weights are the target's plus `noise`."""
     target, draft = tiny_model(vocabulary, **sizes), tiny_model(vocabulary, **sizes)
     torch.manual_seed(1)
@@ -40,6 +38,6 @@ def tiny_pair(vocabulary: int, noise: float = 0.05, **sizes) -> tuple[CausalMode
     return target, draft
 
 
-def prompts(count: int, vocabulary: int) -> list[list[int]]:
+def prompts(count, vocabulary):
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]

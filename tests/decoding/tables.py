@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from nde_talf import DecodingState, Drafter, DraftTree
+from nde_talf import DecodingState, Drafter
 from nde_talf.decoding.setting import RAW
-from nde_talf.decoding.tree import Verdict
 
 V = 3
 KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "close")
@@ -14,16 +13,16 @@ KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "clo
 class Tables:
     """p(. | context) and q(. | context), float64, reproducible from (kind, seed)."""
 
-    def __init__(self, kind: str, seed: int = 0, vocabulary: int = V):
+    def __init__(self, kind, seed=0, vocabulary=V):
         self.kind, self.seed, self.vocabulary = kind, seed, vocabulary
         self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def __call__(self, context):
         if context not in self._rows:
             self._rows[context] = self._make(context)
         return self._rows[context]
 
-    def _make(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _make(self, context):
         generator = torch.Generator().manual_seed(hash((self.seed, *context)) % 2**31)
         p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 0.02
         if self.kind == "sparse":  # top-p: zeros on either side
@@ -48,19 +47,19 @@ class Tables:
 class TableDrafter(Drafter):
     """A drafter that reads q from tables; the context is the tree's path."""
 
-    def __init__(self, tables: Tables):
+    def __init__(self, tables):
         self.tables, self.vocab_size = tables, tables.vocabulary
         self.root = type("Point", (), {"hidden": None, "q": tables(())[1]})
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+    def expand(self, tree, nodes):
         for node in nodes:
             tree.q[node] = self.tables(context_of(tree, node))[1]
 
-    def rerank(self, nodes: list[int]) -> None:
+    def rerank(self, nodes):
         """Contexts are known by their tokens."""
 
 
-def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
+def context_of(tree, node):
     """Tokens from below the root down to `node`."""
     tokens = []
     while node:
@@ -69,18 +68,18 @@ def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
-def tau(tree: DraftTree, verdict: Verdict) -> int:
+def tau(tree, verdict):
     """How many drafted tokens are accepted."""
     return tree.depth[verdict.end]
 
 
-def one_step(tables: Tables, policy, verify, rng) -> tuple[DraftTree, Verdict]:
+def one_step(tables, policy, verify, rng):
     """Draft with the policy and verify, both through the code that the decode loop calls."""
     tree = scored(tables, policy, rng)
     return tree, verify(tree, rng)
 
 
-def scored(tables: Tables, policy, rng, room: int = 1 << 20) -> DraftTree:
+def scored(tables, policy, rng, room=1 << 20):
     """A tree of the policy with the target's rows of the tables."""
     state = DecodingState(0, 1, room, RAW, None, None)
     tree = policy.draft(state, TableDrafter(tables), rng)
@@ -88,6 +87,6 @@ def scored(tables: Tables, policy, rng, room: int = 1 << 20) -> DraftTree:
     return tree
 
 
-def emitted(tree: DraftTree, rule, rng) -> tuple[int, ...]:
+def emitted(tree, rule, rng):
     """The tokens that a step commits: those of the accepted nodes, then the target's own."""
     return tuple(tree.commit(*rule(tree, rng)).tokens)

@@ -55,9 +55,7 @@ GROWN = {
 
 
 @torch.inference_mode()
-def fresh_q(
-    kind: str, text: list[int], path: tuple[int, ...], setting: SamplingSetting
-) -> torch.Tensor:
+def fresh_q(kind, text, path, setting):
     """Q behind `text` and the drafted `path`, by a pass over all of it."""
     target, draft = PAIR
     if kind == "lm":
@@ -120,7 +118,7 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
 # -> the draft's row.
 
 
-def dyspec(q, nodes: int, rng) -> list[tuple[int, ...]]:
+def dyspec(q, nodes, rng):
     """Algorithm 1, DySpec paper: the place of highest value is drawn at, and falls to what its
     siblings have not got.
     """
@@ -138,7 +136,7 @@ def dyspec(q, nodes: int, rng) -> list[tuple[int, ...]]:
     return drawn
 
 
-def dyspec_by_threshold(q, threshold: float, depth: int, rng) -> list[tuple[int, ...]]:
+def dyspec_by_threshold(q, threshold, depth, rng):
     """Algorithm 2, DySpec paper, without a budget."""
     drawn, level = [], [((), 1.0)]
     for _ in range(depth):
@@ -156,7 +154,7 @@ def dyspec_by_threshold(q, threshold: float, depth: int, rng) -> list[tuple[int,
     return drawn
 
 
-def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
+def beam(q, k, depth, nodes):
     """EAGLE-2: expand the k best of a level into their k best, re-rank everything seen."""
     seen, level = {}, {(): 1.0}
     for _ in range(depth):
@@ -169,7 +167,7 @@ def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
     return sorted(seen, key=lambda path: -seen[path])[:nodes]
 
 
-def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[int, ...]]:
+def salf(q, nodes, batch, threshold, depth):
     """Algorithm 2, SALF & TALF paper, line by line.
 
     N counts drafted tokens (Appendix D), so that G holds one more: the root. Two things that it
@@ -177,7 +175,7 @@ def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[
     `depth` have no children.
     """
     capacity = nodes + 1
-    g: dict[tuple[int, ...], float] = {(): 1.0}  # 1
+    g = {(): 1.0}  # 1
     queue = dict(g)  # 2
     while True:  # 3
         d = []  # 4
@@ -206,7 +204,7 @@ def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[
     return [n for n in g if n]
 
 
-def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
+def dynatree(q, config, room):
     """DRAFTTREE of Algorithm 1, DynaTree paper, line by line, one node after another.
 
     A node is its path from u_0 on, so that d(u) is one less than its length. `room`: of the

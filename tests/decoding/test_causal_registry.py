@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,13 +36,13 @@ EQUAL, NOT_BUILT = 95, 30
 PROMPT = list(range(1, 21))
 
 
-def tiny(model_type: str) -> PretrainedConfig:
+def tiny(model_type):
     """A small configuration, with a layer of each kind that the default one has."""
     kind = CONFIG_MAPPING[model_type]
     return kind(**_changes(kind(), model_type))
 
 
-def _changes(default: PretrainedConfig, model_type: str) -> dict[str, Any]:
+def _changes(default, model_type):
     changes = {name: size for name, size in SMALL["sizes"].items() if _is_set(default, name)}
     kinds = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
     if len(kinds) > 1 and _is_set(default, "layer_types"):
@@ -56,7 +55,7 @@ def _changes(default: PretrainedConfig, model_type: str) -> dict[str, Any]:
     return {name: size for name, size in changes.items() if size is not None}
 
 
-def _is_set(config: PretrainedConfig, name: str) -> bool:
+def _is_set(config, name):
     held = getattr(type(config), config.attribute_map.get(name, name), None)
     if isinstance(held, property) and held.fset is None:
         return False
@@ -68,7 +67,7 @@ def _is_set(config: PretrainedConfig, name: str) -> bool:
         return False
 
 
-def outcome(name: str) -> tuple[str, str]:
+def outcome(name):
     """Return equal, different, refused or not built, and the form or the reason."""
     try:
         config = tiny(name)

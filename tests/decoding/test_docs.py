@@ -21,7 +21,7 @@ EXAMPLE = next(
 
 
 def own_policy(**options):
-    names: dict = {}
+    names = {}
     exec(EXAMPLE, names)
     return names["WhileSure"](**options)
 

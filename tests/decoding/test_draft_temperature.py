@@ -13,7 +13,6 @@ from nde_talf import (
     Rng,
     SamplingSetting,
     SpeculativeDecoder,
-    UserError,
 )
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.registry import POLICIES
@@ -24,6 +23,7 @@ from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import Kept
 from tests.decoding.tiny_loop import SETTING
 from tests.draft_training.heads import random_head
+from tests.refusal import refusal
 
 GREEDY = SamplingSetting(0.0)
 PAIR = tiny_pair(48, noise=0.1, layers=2)
@@ -71,7 +71,7 @@ def test_what_a_user_may_write():
         "0": GREEDY,
     }
     assert {word: read_draft_temperature(word) for word in words} == words
-    with pytest.raises(UserError, match="draft_setting=cold: choose auto"):
+    with refusal("draft_setting=cold: choose auto"):
         SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
 
 

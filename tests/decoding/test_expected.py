@@ -31,9 +31,7 @@ def draw_super_tree(tables, layout, rng):
 
 
 @cache
-def every_super_tree(
-    kind: str, size: tuple[int, int, int], seed: int, vocabulary: int
-) -> tuple[torch.Tensor, ...]:
+def every_super_tree(kind, size, seed, vocabulary):
     """Tokens [n, N], p and q [n, N_inner, V] of all that can be drawn, and their probabilities [n]."""
     tables, layout, drawn = Tables(kind, seed, vocabulary), super_tree_layout(*size), []
 
@@ -51,7 +49,7 @@ def every_super_tree(
 
 
 @cache
-def block_efficiency(kind: str, tree: Action, name: str, seed: int, vocabulary: int) -> float:
+def block_efficiency(kind, tree, name, seed, vocabulary):
     """Of one step, enumerated."""
     tables = Tables(kind, seed, vocabulary)
     return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(tree), VERIFIERS[name], rng)))

@@ -24,7 +24,6 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
     StaticShapes,
-    UserError,
 )
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding import registry
@@ -38,6 +37,7 @@ from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, 
 from tests.decoding.memoized import memoized_model
 from tests.decoding.policies import EVERY_POLICY
 from tests.draft_training.heads import random_eagle3, random_head
+from tests.refusal import refusal
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long
 # tests in make test.
@@ -52,14 +52,14 @@ LONG = [
 FEWER, MORE = V - 3, V + 5  # rows of a draft
 
 
-def padded_pair(name: str, rows: int) -> tuple[CausalModel, CausalModel]:
+def padded_pair(name, rows):
     target, draft = family(name), family(name, noise=0.01, rows=rows)
     draft.match(target.vocab_size)
     return target, draft
 
 
 @torch.no_grad()
-def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
+def alone(model, tokens):
     """Logits [L, V] of a plain pass over tokens that the model knows."""
     return model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
 
@@ -119,7 +119,7 @@ def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name, monk
         if len(committed) > 60:
             session.reset()
             session.append(committed := text(18, choose.randrange(99)))
-        paths: list[list[int]] = []  # rows from the top down to each row
+        paths = []  # rows from the top down to each row
         for count in (choose.randint(1, 9), choose.randint(1, 6)):
             parents = [
                 choose.randint(max(-1, row - 4), row - 1)
@@ -197,10 +197,7 @@ def test_the_law_of_three_tokens_is_the_targets(name):
         draft.match(target.vocab_size)
         remembered = memoized_model if target.form == "masks" else lambda model: model
         decoder = SpeculativeDecoder(
-            remembered(target),
-            LMDrafter(remembered(draft)),
-            Delayed(Action(1, 0, 1)),
-            "naive",
+            remembered(target), LMDrafter(remembered(draft)), Delayed(Action(1, 0, 1)), "naive"
         )
         law = exact_law(lambda rng, of=decoder: tuple(of.generate(prompt, 3, setting, rng).tokens))
         for tokens in product(range(3), repeat=3):
@@ -212,7 +209,7 @@ def test_the_law_of_three_tokens_is_the_targets(name):
 
 def test_a_model_whose_pass_returns_no_memory_is_refused_with_the_reason():
     changes = {"block_types": ["recurrent", "attention"], "lru_width": 32}
-    with pytest.raises(UserError, match=r"its name: .*recurrent state.*returns no memory"):
+    with refusal(r"its name: .*recurrent state.*returns no memory"):
         CausalModel(module("recurrent_gemma", changes), "its name")
 
 
@@ -241,7 +238,7 @@ def test_drafts_serve_targets_of_another_kind(name):
 def test_a_memory_that_does_not_copy_is_found_out(monkeypatch):
     """Branches that wrote into one memory would see each other's tokens."""
     monkeypatch.setattr(DynamicCache, "__module__", "somebody's")
-    with pytest.raises(UserError, match=r"branch by branch it failed \(.*[Ss]ize"):
+    with refusal(r"branch by branch it failed \(.*[Ss]ize"):
         CausalModel(module(*EVERY["lfm2"]), "its name")
 
 

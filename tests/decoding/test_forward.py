@@ -6,19 +6,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from nde_talf import CausalModel, UserError
+from nde_talf import CausalModel
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward import attention, layer
-from nde_talf.decoding.forward.attention import (
-    RotaryTable,
-    Seen,
-    attend,
-    seen_in,
-)
+from nde_talf.decoding.forward.attention import RotaryTable, Seen, attend, seen_in
 from nde_talf.decoding.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
+from tests.refusal import refusal
 
 NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
 NATIVE += ("gemma-2", "gemma-3", "gemma-3-images")
@@ -117,7 +112,7 @@ def test_a_context_beyond_the_first_table_of_positions():
 # Weights
 
 
-def same_logits(model: CausalModel) -> None:
+def same_logits(model):
     tokens = torch.tensor([text(9)], device=model.device)
     with torch.no_grad():
         logits = model.logits(
@@ -177,9 +172,7 @@ def test_a_model_that_became_something_else_is_refused():
 
     model = family("llama")
     model.body.layers[1].mlp.down_proj = Adapted(48, 32)
-    with pytest.raises(
-        UserError, match=r"changed since it was loaded.* Adapted.*CausalModel of it again"
-    ):
+    with refusal(r"changed since it was loaded.* Adapted.*CausalModel of it again"):
         same_logits(model)
 
 
@@ -208,9 +201,7 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
     if name != "gemma3_text":  # which transformers cannot run here either
         model = CausalModel(module(name, changes))
         assert reason in model.forward
-    with pytest.raises(
-        UserError, match=f"its name: model.forward=native is not possible: .*{reason}"
-    ):
+    with refusal(f"its name: model.forward=native is not possible: .*{reason}"):
         CausalModel(module(name, changes), "its name", "native")
 
 
@@ -223,14 +214,14 @@ def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, facto
     model = CausalModel(changed)
     assert f"of the largest, and {allowed} is allowed" in model.forward
     for forward, words in (("native", "its logits differ"), ("fast", "choose one of auto, native")):
-        with pytest.raises(UserError, match=words):
+        with refusal(words):
             CausalModel(changed, forward=forward)
     assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(
         allowed
     )  # so that a looser bound would take it
 
 
-def untrained(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def untrained(name, dtype):
     """A model whose first tokens are huge, as special and unused ones may be, in `dtype`."""
     model = module(*FAMILIES[name])
     rows = model.get_input_embeddings().weight

@@ -42,7 +42,7 @@ print(*here.values())
 """
 
 
-def tokens(file: Path) -> int:
+def tokens(file):
     """Count the tokens of a file but for comments, layout and strings that stand alone."""
     count, alone = 0, True
     with file.open("rb") as opened:
@@ -52,7 +52,7 @@ def tokens(file: Path) -> int:
     return count
 
 
-def modules_of_a_step() -> dict[Path, int]:
+def modules_of_a_step():
     """Run one step in a process of its own; the files that it imported, with their tokens."""
     code, single = [sys.executable, "-c", _STEP], {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(code, capture_output=True, text=True, check=True, env=single)

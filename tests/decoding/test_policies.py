@@ -12,7 +12,7 @@ from tests.decoding.tables import TableDrafter, Tables
 V = 6
 
 
-def drafted(policy, seed: int, room: int = 100):
+def drafted(policy, seed, room=100):
     """A tree of `policy`, the draft's tables and the state that the policy saw."""
     tables, state = Tables("random", seed, V), DecodingState(0, 1, room, RAW, None, None)
     return policy.draft(state, TableDrafter(tables), Rng.seeded(seed)), tables, state
@@ -51,7 +51,7 @@ def test_dynatree_learns_from_the_fraction_of_the_last_draft_that_was_committed(
     )
 
 
-def every_shape(nodes: int, depth: int, width: int):
+def every_shape(nodes, depth, width):
     """All ordered trees of up to `nodes` drafted tokens."""
     if not nodes or not depth:
         return [()]
@@ -63,11 +63,11 @@ def every_shape(nodes: int, depth: int, width: int):
     return shapes
 
 
-def size(shape) -> int:
+def size(shape):
     return sum(1 + size(child) for child in shape)
 
 
-def accepted(shape, rates) -> float:
+def accepted(shape, rates):
     return sum(
         rate * (1 + accepted(child, rates)) for rate, child in zip(rates, shape, strict=False)
     )

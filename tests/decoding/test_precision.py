@@ -30,12 +30,7 @@ def test_labels_in_float32_are_those_of_float64(name, kind):
     likely = q.topk(2).indices[layout.parents.clamp(min=0)]
     tokens = likely[torch.arange(len(layout)), torch.arange(len(layout)) % 2][None]
     single = expected_block_efficiency(p[None], q[None], tokens, name, layout)[0]
-    exact = expected_block_efficiency(
-        *doubled(p[None], q[None]),
-        tokens,
-        name,
-        layout,
-    )[0]
+    exact = expected_block_efficiency(*doubled(p[None], q[None]), tokens, name, layout)[0]
     depth = torch.tensor([tree.depth for tree in action_space(*SIZE)[1]])
     assert (single >= 1 - 1e-6).all()
     if name in SOLVERS:

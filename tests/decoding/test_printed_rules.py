@@ -5,22 +5,21 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 
 from nde_talf import VERIFIERS, Action, Delayed
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.tournament import CORE, play_program
 from nde_talf.decoding.testing import exact_law
-from tests.decoding.laws import distance
+from tests.decoding.laws import distance, truncated_program
 from tests.decoding.tables import KINDS, Tables, one_step
 
 
-def norm(row: list[float]) -> list[float]:
+def norm(row):
     """`row` itself where it has no mass: then it is not reached."""
     return [x / sum(row) for x in row] if sum(row) > 0 else row
 
 
-def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[int, int], float]:
+def tree_verification(tables, drafted):
     """Tree verification (TV; Hu & Huang, 2024, whose algorithm is called accelerated speculative
     sampling) of a drafted path: the law of (accepted tokens, token after them).
 
@@ -29,7 +28,7 @@ def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[in
     of a draft. That and all earlier outcomes are scaled by how much of the children that w p does
     not cover is a, and a itself gets min(1, w p(a) / q(a)).
     """
-    law: dict[tuple[int, int], float] = {}
+    law = {}
     w = 1.0
     for depth, a in enumerate(drafted):
         p, q = (row.tolist() for row in tables(drafted[:depth]))
@@ -63,45 +62,6 @@ def test_tree_verification_and_block_verification_have_one_law_on_every_path(nam
                     for outcome, x in tree_verification(tables, drafted).items()
                 }
         assert sum(expected.values()) == pytest.approx(1) and distance(law, expected) < 1e-12
-
-
-def truncated_program(p, a, q, s: int) -> float:
-    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover,
-    where pairs of the s tokens of largest p - a q are shared out by a linear program, and in every
-    other pair the one of larger p - a q wins.
-    """
-    order = sorted(range(len(p)), key=lambda t: (-(p[t] - a[t] * q[t]), -t))
-    rank = {t: at for at, t in enumerate(order)}
-    pairs = [(i, j) for at, i in enumerate(order) for j in order[at + 1 :]]
-    free = [pair for pair in pairs if rank[pair[1]] < s]
-    fixed = [a[t] * q[t] for t in range(len(p))]
-    for i, j in pairs:
-        if (i, j) not in free:
-            fixed[i] += a[i] * q[j] + a[j] * q[i]
-    # Variables: w of each free pair, then min(p_t, r_t) of each token.
-    cost = [0.0] * len(free) + [-1.0] * len(p)
-    rows, limits = [], []
-    for t in range(len(p)):
-        row = [0.0] * len(cost)
-        limit = fixed[t]
-        for at, (i, j) in enumerate(free):
-            mass = a[i] * q[j] + a[j] * q[i]
-            if t == i:
-                row[at] = -mass
-            elif t == j:
-                row[at], limit = mass, limit + mass
-        row[len(free) + t] = 1.0
-        rows.append(row)
-        limits.append(limit)
-    bounds = [(0, 1)] * len(free) + [(0, x) for x in p]
-    return -linprog(
-        cost,
-        A_ub=rows,
-        b_ub=limits,
-        bounds=bounds,
-        method="highs",
-        options={"primal_feasibility_tolerance": 1e-10},
-    ).fun
 
 
 @pytest.mark.parametrize("kind", ["random", "close", "sparse"])

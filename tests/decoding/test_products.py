@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from nde_talf import CausalModel, UserError
+from nde_talf import CausalModel
 from nde_talf.decoding.forward import fastest, layer, onednn
 from tests.decoding.families import FAMILIES, module
+from tests.refusal import refusal
 
 needs_onednn = pytest.mark.skipif(not onednn.has_onednn(), reason="this torch has no oneDNN")
 WAYS = ("plain", "onednn", "packed", "onednn-many", "packed-many")
@@ -154,7 +155,7 @@ def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large,
     assert not fastest.has_onednn(torch.bfloat16)
     model = module(*FAMILIES["llama-3"])
     assert CausalModel(model).native.way == "plain"
-    with pytest.raises(UserError, match="oneDNN has no"):
+    with refusal("oneDNN has no"):
         fastest.fastest(model, "packed")
-    with pytest.raises(UserError, match="choose one of auto, plain, onednn, packed"):
+    with refusal("choose one of auto, plain, onednn, packed"):
         fastest.fastest(model, "fast")

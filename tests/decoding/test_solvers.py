@@ -8,7 +8,6 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import example, given, settings
-from scipy.optimize import linprog
 
 from nde_talf import VERIFIERS, Action, Delayed, DraftTree
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
@@ -18,7 +17,7 @@ from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key
 from nde_talf.decoding.rules.spectr import k_seqs
 from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.testing import exact_law, expectation
-from tests.decoding.laws import distance
+from tests.decoding.laws import distance, truncated_program
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls
@@ -33,7 +32,7 @@ ALMOST_ONE = torch.tensor([[0.0, 1e-7, 1 - 1e-7]]).double()
 
 
 @st.composite
-def rows(draw, vocabulary: int = 3):
+def rows(draw, vocabulary=3):
     """p, q [1, V] with zeros, near-ties and everything between."""
     made = []
     for _ in range(2):
@@ -44,7 +43,7 @@ def rows(draw, vocabulary: int = 3):
     return made
 
 
-def depth_one(p, q, drafted) -> DraftTree:
+def depth_one(p, q, drafted):
     tree = DraftTree.rooted(0, q)
     for token in drafted:
         tree.add(0, token)
@@ -52,7 +51,7 @@ def depth_one(p, q, drafted) -> DraftTree:
     return tree
 
 
-def every_draw(q, k: int):
+def every_draw(q, k):
     """(draws, probability) for all k i.i.d. draws from q."""
     for drafted in product(range(len(q)), repeat=k):
         if (probability := float(q[list(drafted)].prod())) > 0:
@@ -127,27 +126,12 @@ def test_spectr_searches_many_rows_at_once_as_one_by_one(kind):
             torch.testing.assert_close(many, one[:, k], rtol=1e-5, atol=1e-7)
 
 
-def best_transport(p, q) -> float:
-    """alpha* for k = 2 as a linear program over couplings of the unordered pairs with their tokens."""
-    size = len(p)
-    pairs = [(i, j) for i in range(size) for j in range(i, size)]
-    mass = [float(q[i] * q[j] * (1 if i == j else 2)) for i, j in pairs]
-    columns = [(pair, token) for pair in range(len(pairs)) for token in {*pairs[pair]}]
-    limits = [[float(c[0] == pair) for c in columns] for pair in range(len(pairs))]
-    limits += [[float(c[1] == token) for c in columns] for token in range(size)]
-    tight = dict.fromkeys(("primal_feasibility_tolerance", "dual_feasibility_tolerance"), 1e-10)
-    best = linprog(
-        [-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs", options=tight
-    )
-    return -best.fun
-
-
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows(4))
 def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
     p, q = pair
-    best = best_transport(p[0], q[0])
+    best = truncated_program(*(row[0].tolist() for row in (p, q, q)), 4)  # of all pairs
     assert float(optimal_acceptance(p, q, 2)) == pytest.approx(best, abs=1e-7)
     _, laws = play_program(p[0], q[0], 2)  # four tokens: the program has them all
     assert float(torch.minimum(p[0], laws[-1]).sum()) == pytest.approx(best, abs=1e-7)

@@ -4,8 +4,16 @@ stop.
 
 import pytest
 
-from nde_talf import VERIFIERS, EagleDrafter, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
-from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
+from nde_talf import (
+    VERIFIERS,
+    EagleDrafter,
+    FollowMean,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop
 from nde_talf.decoding.registry import PATHS
 from tests.decoding.laws import distance
 from tests.decoding.policies import Kept
@@ -20,7 +28,7 @@ POLICIES["mean"] = lambda: FollowMean(window=2, plus=1, longest=2)
 RULES = [name for name, rule in VERIFIERS.items() if rule.trees >= PATHS and name != "greedy"]
 
 
-def decoder_of(policy: str, rule: str, drafter=None) -> SpeculativeDecoder:
+def decoder_of(policy, rule, drafter=None):
     return SpeculativeDecoder(TARGET, drafter or LMDrafter(DRAFT), POLICIES[policy](), rule)
 
 

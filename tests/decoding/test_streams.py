@@ -31,7 +31,6 @@ from nde_talf import (
     StaticShapes,
     Step,
     Stream,
-    UserError,
 )
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
@@ -39,6 +38,7 @@ from nde_talf.selector.entropy import EntropyRule
 from nde_talf.selector.network import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
+from tests.refusal import refusal
 from tests.selector.examples import TABLE
 
 TARGET, DRAFT = tiny_pair(32, layers=3)
@@ -52,7 +52,7 @@ ASKED = [
 TOKENS = 24
 
 
-def selector() -> NeuralPolicy:
+def selector():
     """Chooses by the context under T = 1 and 0.8, and one tree under T = 0.6."""
     torch.manual_seed(4)
     settings = ((1.0, 1.0), (0.8, 1.0), (0.6, 0.9))
@@ -85,13 +85,11 @@ POLICIES = {
 }
 
 
-def drafter(name: str, static: StaticShapes | None = None):
+def drafter(name, static=None):
     return LMDrafter(DRAFT, static) if name == "lm" else EagleDrafter(HEADS[name], static)
 
 
-def decoder(
-    policy: str, drafting: str, static: StaticShapes | None = None, shared=None
-) -> SpeculativeDecoder:
+def decoder(policy, drafting, static=None, shared=None):
     make, rule = POLICIES[policy]
     chosen = make()
     drafts = None if policy == "autoregressive" else shared or drafter(drafting, static)
@@ -99,19 +97,19 @@ def decoder(
     return SpeculativeDecoder(TARGET, drafts, chosen, verify, static=static)
 
 
-def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
+def stream(made, number, tokens=TOKENS):
     prompt, setting = ASKED[number]
     return made.blocks(prompt, tokens, setting, Rng.seeded(number))
 
 
 @cache
-def alone(policy: str, drafting: str) -> list[list[int]]:
+def alone(policy, drafting):
     """The texts, each of a decoder of its own."""
     made = [stream(decoder(policy, drafting), number) for number in range(len(ASKED))]
     return [[token for block in one for token in block.tokens] for one in made]
 
 
-def in_turn(streams: list) -> list[list[int]]:
+def in_turn(streams):
     """A block of each at a time, until all are read."""
     texts, waiting = [[] for _ in streams], dict(enumerate(map(iter, streams)))
     while waiting:
@@ -130,7 +128,7 @@ CASES = [
 ]
 
 
-def sizes(streams: list) -> list[list[int]]:
+def sizes(streams):
     """Of every stream the nodes of its trees, step by step: NSS gives the same text from any tree."""
     return [[step.nodes for step in one.generation.steps] for one in streams]
 
@@ -159,11 +157,11 @@ def restless():
     sys.setswitchinterval(before)
 
 
-def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
+def in_threads(made, tokens=TOKENS):
     """A thread a text; an error stands for its own."""
     barrier = Barrier(len(made))
 
-    def read(number: int):
+    def read(number):
         barrier.wait()
         try:
             prompt, setting = ASKED[number]
@@ -198,7 +196,7 @@ def test_a_stream_that_is_being_read_refuses_another_reader():
         yield Step([1], 1, {"other": 0.0})
 
     stream = Stream(steps(), 4, (), torch.device("cpu"))
-    with pytest.raises(UserError, match="thread"):
+    with refusal("thread"):
         next(stream)
 
 
@@ -220,7 +218,7 @@ def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_
     first, second = stream(made, 0), stream(made, 1)
     next(iter(first))
     begun = next(iter(second)).tokens
-    with pytest.raises(UserError, match="another sequence"):
+    with refusal("another sequence"):
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
     assert begun + rest == alone("delayed", drafting)[1]

@@ -10,7 +10,6 @@ import torch
 from nde_talf import (
     Action,
     Beam,
-    CausalModel,
     Delayed,
     DySpec,
     EagleDrafter,
@@ -18,7 +17,6 @@ from nde_talf import (
     Rng,
     SamplingSetting,
     Shaped,
-    SpeculativeDecoder,
 )
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.testing import exact_law
@@ -44,16 +42,14 @@ SMALL = {  # trees small enough for exact laws
 }
 
 
-def drafter(name: str):
+def drafter(name):
     return LMDrafter(DRAFT) if name == "lm" else EagleDrafter(HEAD)
 
 
 @torch.inference_mode()
-def target_law(
-    length: int, setting: SamplingSetting = SETTING, stop: int = -1, target: CausalModel = TARGET
-) -> dict[tuple[int, ...], float]:
+def target_law(length, setting=SETTING, stop=-1, target=TARGET):
     """P of every text of `length` tokens behind the prompt, or up to a token `stop`."""
-    law: dict[tuple[int, ...], float] = {}
+    law = {}
     for tokens in product(range(VOCABULARY), repeat=length):
         logits = target.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
         chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
@@ -62,18 +58,12 @@ def target_law(
     return law
 
 
-def law_of(
-    decoder: SpeculativeDecoder,
-    tokens: int,
-    stop: tuple[int, ...] = (),
-    prompt: list[int] = PROMPT,
-    setting: SamplingSetting = SETTING,
-) -> dict[tuple[int, ...], float]:
+def law_of(decoder, tokens, stop=(), prompt=PROMPT, setting=SETTING):
     """The exact law of the first tokens of a decoder's text."""
     return exact_law(lambda rng: tuple(decoder.generate(prompt, tokens, setting, rng, stop).tokens))
 
 
-def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
+def chi_square(decoder, trials=TRIALS):
     """p-value of the sampled first tokens against the target's law."""
     rng = Rng.seeded(12345)
     counts = Counter(

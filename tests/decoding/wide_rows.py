@@ -9,7 +9,7 @@ from nde_talf.decoding.setting import RAW
 V = 150_000
 
 
-def rows(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(kind, count):
     """p, q [count, V] in float32, as the loop makes them."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(count, V, generator=generator)

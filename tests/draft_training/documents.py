@@ -7,7 +7,7 @@ from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documen
 LENGTHS = (7, 6, 4)
 
 
-def documents() -> list[Document]:
+def documents():
     generator = torch.Generator().manual_seed(0)
     tokens = [torch.randint(29, (n,), generator=generator) for n in LENGTHS]
     loss = [torch.rand(n, generator=generator) < 0.7 for n in LENGTHS]
@@ -16,12 +16,12 @@ def documents() -> list[Document]:
     ]
 
 
-def packed() -> TokenRows:
+def packed():
     """One row of the three documents and three tokens of padding."""
     return pack_documents(documents(), sum(LENGTHS) + 3)
 
 
-def apart() -> TokenRows:
+def apart():
     """A row for each document, padded to the longest."""
     rows = [pack_documents([document], max(LENGTHS)) for document in documents()]
     parts = ((row.tokens, row.loss, row.document) for row in rows)

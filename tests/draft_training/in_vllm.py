@@ -1,10 +1,7 @@
 """What vLLM generates from targets and exported heads, in a process of its own."""
 
-from pathlib import Path
-from typing import Any
-
+from nde_talf import SamplingSetting
 from nde_talf.data.engines.vllm import sampling_params
-from nde_talf.decoding.sampling import SamplingSetting
 from tests.vllm_process import in_process
 
 VOCABULARY, DRAFTED, NEW_TOKENS = 64, 3, 48
@@ -46,7 +43,7 @@ if __name__ == "__main__":
 """
 
 
-def greedy(model: Any, prompt: list[int]) -> dict[str, Any]:
+def greedy(model, prompt):
     """The text after a prompt, how many drafts were verified, and how many of their tokens were
     accepted by position.
     """
@@ -57,7 +54,7 @@ def greedy(model: Any, prompt: list[int]) -> dict[str, Any]:
     return {"tokens": [*output.outputs[0].token_ids], "drafts": drafts, "accepted": accepted}
 
 
-def _counts(model: Any) -> list[int]:
+def _counts(model):
     """So far: drafts, then accepted tokens at each position; vLLM counts by process."""
     metrics = {metric.name.removeprefix("vllm:"): metric for metric in model.get_metrics()}
     if "spec_decode_num_drafts" not in metrics:
@@ -66,7 +63,7 @@ def _counts(model: Any) -> list[int]:
     return [metrics["spec_decode_num_drafts"].value, *accepted]
 
 
-def in_vllm(folder: Path, jobs: list[tuple[Path, dict | None, list[list[int]]]]) -> list[dict]:
+def in_vllm(folder, jobs):
     """Of each job (a target's folder, vLLM's method, prompts) what vLLM found, one engine after the
     other in one process.
     """

@@ -3,11 +3,10 @@
 import torch
 
 from nde_talf.decoding.session import TreeSession
-from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.tree_attention import TreeLevel
 
 
-def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:
+def random_levels(batch, roots, k, depth, vocabulary):
     generator = torch.Generator().manual_seed(0)
 
     def draw(high):
@@ -16,12 +15,12 @@ def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -
     return [TreeLevel(draw(vocabulary), draw(k) if d else draw(1)) for d in range(depth)]
 
 
-def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[torch.Tensor]:
+def branch_by_branch(head, tokens, features, roots, levels):
     """`tree_features` as decoding does it: a session for every root, one node at a time, parents'
     outputs fed back.
     """
     outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
-    nodes: list[list[torch.Tensor]] = [[] for _ in levels]
+    nodes = [[] for _ in levels]
     for b in range(len(tokens)):
         for r, root in enumerate(roots.tolist()):
             session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
@@ -45,9 +44,7 @@ def _entries(head, tokens, features):
     )
 
 
-def plain_path(
-    head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int
-) -> torch.Tensor:
+def plain_path(head, tokens, features, drafted):
     """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain
     causal pass a token.
     """

@@ -8,13 +8,13 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.checkpoint import BEFORE, CHECKPOINT
 from nde_talf.draft_training.settings import LanguageModelConfig
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
 from nde_talf.draft_training.trainer import train_rows
 from nde_talf.pipelines.tracking import read_curves
 from tests.draft_training.heads import KillBefore, same
+from tests.refusal import refusal
 
 TINY = LanguageModelConfig(
     hidden=16,
@@ -29,14 +29,14 @@ TINY = LanguageModelConfig(
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 
-def train(folder, kill: int | None = None):
+def train(folder, kill=None):
     module, name = LanguageModel(build_llama(TINY, 29), TINY), folder.name + "-curve"
     curves = CSVLogger(folder.parent, name)
     train_rows(module, ROWS, folder, curves, [] if kill is None else [KillBefore(kill)])
     return module.model
 
 
-def flip(path) -> None:
+def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 8
     path.write_bytes(content)
@@ -74,8 +74,8 @@ def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused(tmp_path):
         train(tmp_path, kill=7)
     path = tmp_path / CHECKPOINT
     before = path.read_bytes()
-    with pytest.raises(UserError, match="another run's"):
+    with refusal("another run's"):
         fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
     assert path.read_bytes() == before
-    with pytest.raises(UserError, match="other settings"):  # another program's
+    with refusal("other settings"):  # another program's
         LanguageModel(build_llama(TINY, 29), TINY).on_load_checkpoint({})

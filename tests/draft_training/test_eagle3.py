@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.draft_vocab import (
     fraction_inside,
     frequent_tokens,
@@ -35,6 +34,7 @@ from tests.draft_training.heads import (
     tiny_target,
 )
 from tests.draft_training.one_by_one import plain_path
+from tests.refusal import refusal
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
 TINY = HeadConfig(
@@ -56,7 +56,7 @@ def target():
 def test_the_layers_are_three_of_the_targets_in_ascending_order():
     assert three_layers(32) == (2, 16, 29) and three_layers(7) == (2, 3, 4)  # vLLM's default
     assert three_layers(2) == (0, 1, 2) and three_layers(4) == (1, 2, 3)
-    with pytest.raises(UserError, match="1 layer"):
+    with refusal("1 layer"):
         three_layers(1)
 
 
@@ -69,7 +69,7 @@ def test_layers_features_come_with_the_same_pass(target):
     theirs = target.body(tokens, output_hidden_states=True).hidden_states
     torch.testing.assert_close(layers[..., :-16], torch.cat([theirs[0], theirs[1], theirs[3]], -1))
     torch.testing.assert_close(target.body.norm(layers[..., -16:]), final)
-    with pytest.raises(UserError, match="layers 2, 5"):
+    with refusal("layers 2, 5"):
         target.reader((2, 5))
 
 
@@ -80,7 +80,7 @@ def test_the_vocabulary_is_what_is_most_frequent_in_what_counts():
     assert frequent_tokens(rows, 2, 10).tolist() == [4, 7]
     assert frequent_tokens(rows, 4, 10).tolist() == [0, 1, 4, 7]  # what never comes up, in order
     assert fraction_inside(rows, torch.tensor([4, 7])) == pytest.approx(0.8)
-    with pytest.raises(UserError, match="draft_vocab=10"):
+    with refusal("draft_vocab=10"):
         frequent_tokens(rows, 10, 10)
     assert frequent_tokens(rows, 0.8, 10).tolist() == [4, 7]
     assert frequent_tokens(rows, 0.9, 10) is None  # 1 came up once: as much is new in other text
@@ -91,7 +91,7 @@ def test_d2t_and_t2d_name_the_vocabulary():
     assert d2t.tolist() == [2, 2, 3, 8, 24] and t2d.nonzero().flatten().tolist() == SOME.tolist()
     assert torch.equal(vocabulary_in({"d2t": d2t, "t2d": t2d}, 29, ""), SOME)
     for broken in ({"t2d": t2d}, {"d2t": d2t + 1, "t2d": t2d}, {"d2t": d2t, "t2d": t2d[:-1]}):
-        with pytest.raises(UserError, match=r"head: its d2t and t2d"):
+        with refusal(r"head: its d2t and t2d"):
             vocabulary_in(broken, 29, "head")
 
 
@@ -155,7 +155,7 @@ def test_an_export_has_eagle_3s_layout_and_starts_a_training(target, tmp_path):
     torch.testing.assert_close(features @ weights["fc.weight"].T, head.combine(features))
     warm = build_head(target, replace(TINY, draft_vocab=5, warm_start=str(folder)))
     assert torch.equal(warm.vocabulary, SOME)
-    with pytest.raises(UserError, match="drafts 5 tokens"):
+    with refusal("drafts 5 tokens"):
         build_head(target, replace(TINY, draft_vocab=None, warm_start=str(folder)))
 
 
@@ -277,11 +277,11 @@ def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(targ
     ):
         folder = str(save_head(make(beside), tmp_path / "head"))
         start = replace(TINY, features=features, layer="llama", warm_start=folder)
-        with pytest.raises(UserError, match="warm_start"):
+        with refusal("warm_start"):
             build_head(beside, start)
-    with pytest.raises(UserError, match=r"norms=\[\] .*draft\.norms=\[fc_norm\]"):
+    with refusal(r"norms=\[\] .*draft\.norms=\[fc_norm\]"):
         build_head(target, replace(TINY, norms=["fc_norm"], warm_start=folder))
-    with pytest.raises(UserError, match=r"draft\.layer=llama"):
+    with refusal(r"draft\.layer=llama"):
         Eagle3Head(other)
 
 

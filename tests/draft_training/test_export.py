@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.export import fingerprint, load_head, save_head
 from tests.draft_training.heads import random_head, tiny_target
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def folder(target, tmp_path):
     ],
 )
 def test_another_target_is_refused(folder, other, words):
-    with pytest.raises(UserError, match=words):
+    with refusal(words):
         load_head(folder, tiny_target(**other))
 
 
@@ -35,7 +35,7 @@ def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_
     with torch.no_grad():
         further.module.model.layers[1].mlp.up_proj.weight.mul_(-1)
     assert fingerprint(further) == fingerprint(target)
-    with pytest.raises(UserError, match="set of weights in its layers"):
+    with refusal("set of weights in its layers"):
         load_head(folder, further)
     further.module.model.layers[1].mlp.up_proj.weight.data.mul_(-1)
     load_head(folder, further)
@@ -45,7 +45,7 @@ def test_an_export_without_its_note_is_refused(target, folder):
     config = json.loads((folder / "config.json").read_text())
     del config["draft_head"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="draft_head"):
+    with refusal("draft_head"):
         load_head(folder, target)
 
 

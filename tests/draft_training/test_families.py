@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.families import not_for_vllm
 from nde_talf.draft_training.head import EagleHead
 from tests.draft_training.heads import FAMILIES, family_target, random_head, tiny_target
+from tests.refusal import refusal
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,9 +38,9 @@ def test_layers_with_more_norms_say_that_vllm_cannot_hold_them():
 def test_a_quantised_lm_head_is_refused():
     target = tiny_target()
     target.lm_head = nn.Module()  # its weights are packed under another name
-    with pytest.raises(UserError, match="quantised"):
+    with refusal("quantised"):
         EagleHead(target)
     target = tiny_target()
     target.lm_head.weight.data = torch.zeros(29, 16, dtype=torch.int8)
-    with pytest.raises(UserError, match="int8"):
+    with refusal("int8"):
         EagleHead(target)

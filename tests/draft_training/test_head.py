@@ -7,18 +7,21 @@ import copy
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Autoregressive,
+    Delayed,
+    DySpec,
+    EagleDrafter,
+    Rng,
+    Salf,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.onednn import has_onednn
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.target_trees import target_features
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_model
@@ -58,7 +61,7 @@ def tokens():
     return torch.randint(29, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def features_of(head: EagleHead, tokens: torch.Tensor) -> torch.Tensor:
+def features_of(head, tokens):
     """The target's features [B, L, W] along `tokens` [B, L] that `head` takes."""
     with torch.no_grad():
         return target_features(head.target, tokens, None, layers=head.feature_layers)[1]

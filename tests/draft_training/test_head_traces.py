@@ -5,13 +5,12 @@ are their labels.
 import pytest
 import torch
 
+from nde_talf import DraftTree, EagleDrafter, SamplingSetting
 from nde_talf.data.traces.super_trees import Prefix, super_trees
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.decoding.tree import DraftTree
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.draft_training.target_trees import target_features
 from tests.decoding.pairs import tiny_model

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel
 from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from nde_talf.draft_training.trainer import Position, RowBatches
 from tests.draft_training.test_checkpoint import TINY as ONE_LAYER

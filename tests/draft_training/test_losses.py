@@ -1,6 +1,8 @@
 """The losses are what they are written as: by hand, written out, and by autograd."""
 
 import doctest
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from nde_talf.draft_training.losses import (
     written_out,
 )
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import chains, target_features
+from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import HeadModule
 from tests.draft_training.heads import batch_of, random_eagle3, random_head, tiny_target
 from tests.draft_training.one_by_one import plain_path
@@ -79,62 +81,34 @@ def test_roots_count_by_their_weights():
     assert tree_loss([features], [labels], readout, TalfLoss(), [weights * 0])[0] == 0
 
 
-@torch.no_grad()
-def test_hass_is_regression_classification_and_distillation_along_the_text():
-    target = tiny_target()
-    head = random_head(target)
-    tokens = torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
-    config = HeadConfig(loss=HassLoss(depth=2), roots=0, chain_fraction=0.0)
-    readout = HeadReadout(target.lm_head.weight)
-    features = target.hidden(tokens, torch.arange(8)[None], None, None)
-    roots = torch.arange(1, 6)  # two known tokens after each
-    trees = chains(tokens, features, roots[None], 2)
-    assert trees.levels[0].tokens[0, :, 0].tolist() == tokens[0, 2:7].tolist()
-    first, second = head.tree_features(tokens, features, roots, trees.levels)
-    guesses = ((first[0, :6], features[0, 1:7]), (second[0, :, 0], features[0, 2:7]))
-    only_top = HassLoss(classification=0, distillation=1)
-    expected = sum(
-        (
-            10 * written_out(guess, truth, readout, torch.ones(len(guess)), TalfLoss()).loss
-            + 10 * written_out(guess, truth, readout, torch.ones(len(guess)), only_top).loss
-            + F.smooth_l1_loss(guess, truth, reduction="none").mean(-1)
-        ).mean()
-        for guess, truth in guesses
-    )
-    loss, figures = HeadModule(head, config).loss(batch_of(tokens), 0)
-    torch.testing.assert_close(loss, expected)
-    names = [f"{what}_depth_{d}" for what in ("loss", "agreement") for d in (0, 1)]
-    assert list(figures) == [*names, "accepted_length"]
-    one, two = figures["agreement_depth_0"], figures["agreement_depth_1"]
-    torch.testing.assert_close(figures["accepted_length"], 1 + one + one * two)
-    plain = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1)))
-    eagle, _ = plain.loss(batch_of(tokens), 0)
-    guess, truth = guesses[0]
-    cross = written_out(guess, truth, readout, torch.ones(len(guess)), TalfLoss()).loss.mean()
-    torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
+THREE = partial(random_eagle3, norms=("fc_norm", "norm_output"))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norms", [(), ("fc_norm", "norm_output")])
-@pytest.mark.parametrize("loss", [HassLoss(depth=2, regression=0), EagleLoss(regression=0)])
-def test_hass_and_eagle_without_regression_train_a_head_on_three_layers(loss, norms):
-    """Cross-entropies along the text alone, on the target's features and then on the head's own."""
+@pytest.mark.parametrize("make", [random_head, random_eagle3, THREE])
+@pytest.mark.parametrize("loss", [HassLoss(depth=2), EagleLoss()], ids=lambda loss: loss.name)
+def test_hass_and_eagle_are_regression_classification_and_distillation_along_the_text(loss, make):
+    """On the target's features and then on the head's own; of three layers' without regression."""
     target = tiny_target(layers=4)
-    head = random_eagle3(target, norms=norms)
+    head = make(target)
+    if head.feature_layers:
+        loss = replace(loss, regression=0)
     tokens = torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
     along, features = target_features(target, tokens, None, layers=head.feature_layers)
-    outputs = [plain_path(head, tokens[0, : 2 + n], features[0], 0) for n in range(6)]
-    steps = [torch.stack(outputs)]
-    if loss.depth == 2:
-        paths = (plain_path(head, tokens[0, : 3 + n], features[0], 1) for n in range(5))
-        steps.append(torch.stack([*paths]))
-    expected = torch.zeros(())
-    for drafted, step in enumerate(steps):
-        p = target.logits(along[0, 1 + drafted : 7]).softmax(-1)
+    expected, agreed = torch.zeros(()), []
+    for drafted in range(loss.depth):
+        paths = [tokens[0, : 2 + n] for n in range(drafted, 6)]
+        step = torch.stack([plain_path(head, path, features[0], drafted) for path in paths])
+        truth = along[0, 1 + drafted : 7]
+        p, log_q = target.logits(truth).softmax(-1), head.logits(step).log_softmax(-1)
         y = loss.classification * p
         if loss.distillation:
-            cutoff = p.topk(10).values[:, -1:]
-            y = y + loss.distillation * p * (p >= cutoff)
-        expected += -(y * head.logits(step).log_softmax(-1)).sum(-1).mean()
-    config = HeadConfig(loss=loss, features="three", norms=norms, roots=0, chain_fraction=0.0)
-    torch.testing.assert_close(HeadModule(head, config).loss(batch_of(tokens), 0)[0], expected)
+            y = y + loss.distillation * p * (p >= p.topk(10).values[:, -1:])
+        expected += -(y * log_q).sum(-1).mean() + loss.regression * F.smooth_l1_loss(step, truth)
+        agreed.append((p.argmax(-1) == log_q.argmax(-1)).float().mean())
+    settings = {"features": "three" if head.feature_layers else "final", "roots": 0}
+    config = HeadConfig(loss=loss, **settings, chain_fraction=0.0)
+    found, figures = HeadModule(head, config).loss(batch_of(tokens), 0)
+    torch.testing.assert_close(found, expected)
+    assert [figures[f"agreement_depth_{d}"] for d in range(loss.depth)] == agreed
+    torch.testing.assert_close(figures["accepted_length"], 1 + torch.stack(agreed).cumprod(0).sum())

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import NATIVE, type_of_draft
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.export import load_head, save_head
@@ -15,6 +14,7 @@ from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
 from tests.draft_training.heads import FAMILIES, KillBefore, batch_of, family_target, same
+from tests.refusal import refusal
 
 TINY = HeadConfig(
     loss=TalfLoss(k=2, depth=2), roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0
@@ -28,7 +28,7 @@ def test_a_draft_is_bfloat16_where_it_is_native(monkeypatch):
         assert type_of_draft("auto", "float32", "cpu") == kind
     assert type_of_draft("auto", "float16", "cpu") == "float16"
     monkeypatch.setenv(NATIVE, "yes")
-    with pytest.raises(UserError, match=f"{NATIVE}=yes"):
+    with refusal(f"{NATIVE}=yes"):
         type_of_draft("auto", "float32", "cpu")
 
 
@@ -53,7 +53,7 @@ def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, TINY, tmp_path / "killed", callbacks=[KillBefore(2)])
     monkeypatch.setenv(NATIVE, "0")
-    with pytest.raises(UserError, match="began in precision bf16-mixed"):
+    with refusal("began in precision bf16-mixed"):
         fit_head(target, rows, TINY, tmp_path / "killed")
 
 

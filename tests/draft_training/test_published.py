@@ -4,22 +4,22 @@ no such head is refused.
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf import CausalModel, EagleDrafter
 from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.published import LAYERS
 from nde_talf.draft_training.settings import HeadConfig, TalfLoss
 from nde_talf.draft_training.train_head import build_head, fit_head
 from tests.draft_training.heads import random_eagle3, random_head, same, sizes, tiny_target
 from tests.draft_training.test_training import close
+from tests.refusal import refusal
 
 TINY = HeadConfig(
     loss=TalfLoss(k=2, depth=2), roots=2, steps=2, batch=2, warm_up=1, precision="32-true"
@@ -43,62 +43,42 @@ def publish(folder, weights, config, binary=False):
     return folder
 
 
-@pytest.fixture
-def eagle(target, tmp_path):
-    """EAGLE's own: half precision, a copy of the target's embedding, and pytorch_model.bin."""
-    weights = random_head(target).state_dict() | {
-        "embed_tokens.weight": target.module.get_input_embeddings().weight
-    }
-    return publish(
-        tmp_path / "eagle",
-        {name: weight.half() for name, weight in weights.items()},
-        CONFIG,
-        binary=True,
-    )
-
-
-@pytest.fixture
-def eagle3(target, tmp_path):
-    weights = random_eagle3(target, vocabulary=list(range(3, 23))).file_weights()
-    return publish(
-        tmp_path / "eagle3",
-        weights,
-        {**CONFIG, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20},
-    )
-
-
 NORMED = ("norm_before_residual", "norm_before_fc", "norm_output")
-
-
-@pytest.fixture
-def eagle31(target):
-    """Weights and config.json of EAGLE 3.1 as speculators trains it."""
-    weights = random_eagle3(target, norms=NORMED).file_weights()
-    flags = {"fc_norm": False, **dict.fromkeys(NORMED, True)}
-    return weights, {**CONFIG, "speculators_config": {}, **flags}
-
-
-KINDS = {
-    "eagle": (random_head, {}),
+EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20}
+KINDS = {  # how it is made, what its config.json adds, and what trains it on
+    "eagle": (random_head, {}, {}),
     "eagle3": (
-        lambda target: random_eagle3(target, vocabulary=list(range(3, 23))),
+        partial(random_eagle3, vocabulary=[*range(3, 23)]),
+        EAGLE3,
         {"features": "three", "draft_vocab": 20},
     ),
     "eagle31": (
-        lambda target: random_eagle3(target, norms=NORMED),
+        partial(random_eagle3, norms=NORMED),
+        {"speculators_config": {}, "fc_norm": False, **dict.fromkeys(NORMED, True)},
         {"features": "three", "norms": [*NORMED]},
     ),
 }
 
 
+def written(kind, target):
+    """Weights and config.json of a head; EAGLE's own are in half precision, with a copy of the
+    target's embedding.
+    """
+    make, config, _ = KINDS[kind]
+    weights = make(target).file_weights()
+    if kind == "eagle":
+        weights["embed_tokens.weight"] = target.module.get_input_embeddings().weight
+        weights = {name: weight.half() for name, weight in weights.items()}
+    return weights, CONFIG | config
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_published_head_loads_and_starts_a_training_which_exports_it(
-    kind, target, rows, tmp_path, request
+    kind, target, rows, tmp_path
 ):
-    folder, (make, settings) = request.getfixturevalue(kind), KINDS[kind]
-    if kind == "eagle31":
-        folder = publish(tmp_path / "head", *folder)
+    make, _, settings = KINDS[kind]
+    folder = publish(tmp_path / "head", *written(kind, target), binary=kind == "eagle")
     head = load_head(folder, target)
     assert close(head, make(target), 1e-3)  # EAGLE's own is in half precision
     assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
@@ -109,8 +89,8 @@ def test_a_published_head_loads_and_starts_a_training_which_exports_it(
     assert same(trained, again) and not same(trained, head)
 
 
-def test_flags_of_norms_are_read_where_nvidia_writes_them(target, eagle31, tmp_path):
-    weights, config = eagle31
+def test_flags_of_norms_are_read_where_nvidia_writes_them(target, tmp_path):
+    weights, config = written("eagle31", target)
     inside = {"eagle_config": {name: config.pop(name) for name in NORMED}}
     assert load_head(publish(tmp_path / "two", weights, config | inside), target).norms == NORMED
 
@@ -176,90 +156,58 @@ def test_layers_of_qwen_and_biases_are_read_beside_any_target(
     assert EagleDrafter(read).head.native is not None
 
 
-def test_a_head_may_take_other_layers_than_eagle3s(eagle31, tmp_path):
-    (weights, config), target = eagle31, tiny_target(layers=4)
-    for layers in ([0, 1, 2], [1, 3, 4], [2, 1, 0], [0, 1], [1, 2, 99]):
+def test_a_head_may_take_other_layers_than_eagle3s(tmp_path):
+    target = tiny_target(layers=4)
+    weights, config = written("eagle31", target)
+    for layers in ([0, 1, 2], [1, 3, 4], [2, 1, 0], [0, 1, 1], [0, 1], [1, 2, 99]):
         folder = publish(tmp_path / f"{layers}", weights, config | {LAYERS: layers})
-        if layers == sorted(layers) and len(layers) == 3 and layers[-1] < 5:
+        if layers in ([0, 1, 2], [1, 3, 4]):
             assert load_head(folder, target).feature_layers == tuple(layers)
         else:
-            with pytest.raises(UserError, match="three in ascending order"):
+            with refusal("three in ascending order"):
                 load_head(folder, target)
     nested = {"eagle_config": {LAYERS: [1, 2, 3]}}  # SpecForge's: outputs of layers, from 0
     folder = publish(tmp_path / "nested", weights, config | nested)
     assert load_head(folder, target).feature_layers == (2, 3, 4)
 
 
-def test_speculators_layout_is_read(target, eagle3, tmp_path):
-    weights = {
-        name.replace("midlayer.", "layers.0."): w
-        for name, w in load_file(eagle3 / "model.safetensors").items()
-    }
+def test_speculators_layout_is_read(target, tmp_path):
+    weights, config = written("eagle3", target)
+    folder = publish(tmp_path / "eagle3", weights, config)
+    weights = {name.replace("midlayer.", "layers.0."): w for name, w in weights.items()}
     weights["embed_tokens.weight"] = target.module.get_input_embeddings().weight.detach()
     del weights["t2d"]
-    config = {
-        "speculators_model_type": "eagle3",
-        "transformer_layer_config": CONFIG,
-        "speculators_config": {},
-        "draft_vocab_size": 20,
-    }
-    assert same(
-        load_head(publish(tmp_path / "one", weights, config), target), load_head(eagle3, target)
-    )
+    config = {"speculators_model_type": "eagle3", "speculators_config": {}} | EAGLE3
+    config |= {"transformer_layer_config": CONFIG}
+    one = publish(tmp_path / "one", weights, config)
+    assert same(load_head(one, target), load_head(folder, target))
 
 
-@pytest.mark.parametrize(
-    "flags,words",
-    [
-        ({"norm_before_fc": False}, r"says norm_before_fc=False.* have input_norm\.weight"),
-        ({"fc_norm": True}, r"says fc_norm=True.* have no fc_norm\.0\.weight"),
-        ({"norm_output": "yes"}, r"config\.json"),
-    ],
-)
-def test_flags_and_weights_that_disagree_are_refused(target, eagle31, tmp_path, flags, words):
-    weights, config = eagle31
-    with pytest.raises(UserError, match=words):
-        load_head(publish(tmp_path / "head", weights, config | flags), target)
+OTHER = tiny_target(seed=5).module.get_input_embeddings().weight
+WIDE = random_head(tiny_target(hidden=32)).state_dict()
+UP = "layers.0.mlp.up_proj.weight"
+FAULTS = {  # of which kind of head, with which weights and keys, and what is named
+    "another embedding": ("eagle", {"embed_tokens.weight": OTHER}, {}, "another target"),
+    "another width": ("eagle", WIDE, {}, r"fc\.weight is \[32, 64\].*another target"),
+    "a missing weight": ("eagle", {UP: None}, {}, "Missing key"),
+    "a LoRA adapter": ("eagle", {}, {}, r"config\.json"),
+    "no weights": ("eagle", {}, {}, r"model\.safetensors or pytorch_model\.bin"),
+    "a norm of three": ("eagle", {}, {"norm_output": True}, "norm_output"),
+    "no norm": ("eagle31", {}, {"norm_before_fc": False}, r"norm_before_fc=.*input_norm\.weight"),
+    "a norm more": ("eagle31", {}, {"fc_norm": True}, r"fc_norm=True.*fc_norm\.0\.weight"),
+    "no flag": ("eagle31", {}, {"norm_output": "yes"}, r"config\.json"),
+}
 
 
-def test_norms_of_three_layers_in_a_head_on_one_are_refused(target, tmp_path):
-    weights = random_head(target).state_dict()
-    with pytest.raises(UserError, match="norm_output, which is for heads on three layers"):
-        load_head(publish(tmp_path / "head", weights, {**CONFIG, "norm_output": True}), target)
-
-
-@pytest.mark.parametrize(
-    "fault,words",
-    [
-        ("another target's embedding", "head for another target"),
-        ("another width", r"fc\.weight is \[32, 64\].*head for another target"),
-        ("a LoRA adapter", r"config\.json: it is missing"),
-        ("a missing weight", r"Missing key\(s\) in state_dict"),
-        ("no weights", r"no model\.safetensors or pytorch_model\.bin"),
-        ("other layers", r"features of the layers \[0, 1, 1\]"),
-    ],
-)
-def test_what_is_no_head_for_the_target_is_refused(target, eagle, eagle3, tmp_path, fault, words):
-    folder, weights, config = (
-        tmp_path / "bad",
-        torch.load(eagle / "pytorch_model.bin"),
-        dict(CONFIG),
-    )
-    if fault == "another target's embedding":
-        weights["embed_tokens.weight"] = tiny_target(seed=5).module.get_input_embeddings().weight
-    elif fault == "another width":
-        weights = random_head(tiny_target(hidden=32)).state_dict()
-    elif fault == "a missing weight":
-        del weights["layers.0.mlp.up_proj.weight"]
-    elif fault == "other layers":
-        weights, config = (
-            load_file(eagle3 / "model.safetensors"),
-            {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]},
-        )
-    publish(folder, {name: weight.detach().clone() for name, weight in weights.items()}, config)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_no_head_for_the_target_is_refused(target, tmp_path, fault):
+    kind, weights, keys, words = FAULTS[fault]
+    whole, config = written(kind, target)
+    whole = {name: weight for name, weight in (whole | weights).items() if weight is not None}
+    folder = publish(tmp_path / "bad", whole, config | keys)
     if fault == "a LoRA adapter":
         (folder / "config.json").rename(folder / "adapter_config.json")
     elif fault == "no weights":
         (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=words):
+    with refusal(words):
         load_head(folder, target)

@@ -15,7 +15,6 @@ import pytorch_lightning as pl
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.losses import HeadReadout, written_out
 from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
@@ -31,6 +30,7 @@ from tests.draft_training.heads import (
     same,
     tiny_target,
 )
+from tests.refusal import refusal
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.
 TINY = HeadConfig(
@@ -99,7 +99,7 @@ def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(
 def test_an_unfinished_training_takes_no_other_settings(target, rows, tmp_path):
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, TINY, tmp_path, callbacks=[KillBefore(3)])
-    with pytest.raises(UserError, match=r"other settings than those of now \(warm_up, loss\)"):
+    with refusal(r"other settings than those of now \(warm_up, loss\)"):
         fit_head(target, rows, replace(TINY, warm_up=3, loss=TalfLoss(k=3)), tmp_path)
 
 
@@ -153,7 +153,7 @@ def test_a_training_that_diverges_stops_and_keeps_its_last_good_checkpoint(
 ):
     broken |= set() if weights else set(range(3, 30))
     callbacks = [Spoil()] if weights else []
-    with pytest.raises(UserError, match=r"after 10 such steps.*diverged|not finite"):
+    with refusal(r"after 10 such steps.*diverged|not finite"):
         fit_head(target, rows, replace(TINY, steps=20), tmp_path, callbacks=callbacks)
     saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
     assert saved["global_step"] == 3
@@ -252,7 +252,7 @@ def test_no_process_outlives_a_killed_training(tmp_path):
         time.sleep(0.1)
 
 
-def lives(process: psutil.Process) -> bool:
+def lives(process):
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -262,7 +262,7 @@ def lives(process: psutil.Process) -> bool:
 def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
     some = TokenRows(rows, torch.zeros_like(rows).bool(), torch.zeros_like(rows))
     for nothing in (some, rows[:0]):
-        with pytest.raises(UserError, match="assistant's turn"):
+        with refusal("assistant's turn"):
             fit_head(target, nothing, TINY, tmp_path)
     some.loss[:8] = True
     one = fit_head(target, some, TINY, tmp_path / "some")
@@ -271,13 +271,13 @@ def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
 
 def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target, rows, tmp_path):
     for other in (rows + target.vocab_size, -rows):
-        with pytest.raises(UserError, match="encode them with its tokenizer"):
+        with refusal("encode them with its tokenizer"):
             fit_head(target, other, TINY, tmp_path)
-    with pytest.raises(UserError, match=r"too short for draft.loss.depth=3"):
+    with refusal(r"too short for draft.loss.depth=3"):
         fit_head(target, rows[:, :4], TINY, tmp_path)
-    with pytest.raises(UserError, match="no held-out rows"):
+    with refusal("no held-out rows"):
         fit_head(target, rows, replace(TINY, evaluate_every=2), tmp_path)
     elsewhere = tiny_target()
     elsewhere.device = torch.device("cuda", torch.cuda.device_count())
-    with pytest.raises(UserError, match=r"draft\.devices=99"):
+    with refusal(r"draft\.devices=99"):
         fit_head(elsewhere, rows, replace(TINY, devices=99), tmp_path)

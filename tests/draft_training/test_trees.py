@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training import target_trees, tree_attention
 from nde_talf.draft_training.evaluate import held_out_report
 from nde_talf.draft_training.target_trees import target_beam
 from tests.draft_training.heads import random_head, tiny_target
+from tests.refusal import refusal
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def target():
 
 
 @torch.no_grad()
-def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tuple[int, ...]]]:
+def brute_force(target, prefix, k, depth):
     """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by
     full passes.
     """
@@ -35,7 +35,7 @@ def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tupl
     return levels
 
 
-def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
+def paths(trees, row, root):
     ancestors, above = [], [()]
     for level in trees.levels:
         nodes = torch.stack([level.tokens, level.parents], -1)[row, root].tolist()
@@ -68,7 +68,7 @@ def test_nodes_at_and_below_an_end_of_the_text_are_not_evaluated():
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
     for length, tree, words in ((255, (2, 3), "context"), (8, (12, 2), "k=12")):
-        with pytest.raises(UserError, match=words):
+        with refusal(words):
             target_beam(target, torch.zeros(1, length).long(), *tree, torch.tensor([1]), None)
 
 

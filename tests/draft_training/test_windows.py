@@ -24,7 +24,7 @@ LENGTHS, DEPTH = (31, 27), 11  # of the documents of a row; the trees are deeper
 ROOTS = (4, 12, 29, 33, 57)
 
 
-def row() -> TokenRows:
+def row():
     tokens = torch.randint(V, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
     document = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)])[None]
     return TokenRows(tokens, torch.ones_like(tokens).bool(), document)
@@ -85,6 +85,6 @@ def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target,
         )
 
 
-def plain(target, tokens: list[int]) -> torch.Tensor:
+def plain(target, tokens):
     """Logits [V] after `tokens` by the model itself."""
     return target.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]

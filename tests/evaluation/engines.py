@@ -4,8 +4,8 @@ do.
 
 import torch
 
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf import CausalModel
+from nde_talf.decoding.sampling import warp
 
 
 def engine(distort):
@@ -13,13 +13,11 @@ def engine(distort):
     drawn)` changes; drawn: [n, k], the tokens before.
     """
 
-    def opened(target: str, draft: str):
+    def opened(target, draft):
         model = CausalModel.load(target)
 
         @torch.inference_mode()
-        def sample(
-            prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int
-        ) -> list[list[int]]:
+        def sample(prompts, new_tokens, setting, seed):
             generator, text = torch.Generator().manual_seed(seed), torch.tensor(prompts)
             for _ in range(new_tokens):
                 logits = model.module(text).logits[:, -1]
@@ -53,5 +51,5 @@ def _repeats(rows, logits, drawn):
 repeating = engine(_repeats)
 
 
-def short(target: str, draft: str):
+def short(target, draft):
     return lambda prompts, new_tokens, setting, seed: [[0] for _ in prompts]

@@ -1,8 +1,6 @@
 """A small benchmark of methods of known speed, and a report with every part filled."""
 
-from pathlib import Path
-
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf import SamplingSetting
 from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -13,13 +11,13 @@ PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]
 NDE, STATIC = "Traversal + selector (NDE)", "Traversal (1, 0, 4)"
 
 
-def methods(calls: list | None = None, fail_at: int | None = None, twin: float = 100) -> dict:
+def methods(calls=None, fail_at=None, twin=100):
     """Methods of known speed: autoregressive at 100 tokens/s, its control, a static one at 200, a
     learned one at 250.
     """
 
-    def make(name: str, rate: float, per_step: int):
-        def generate(prompt: list[int], seed: int, kind: str) -> Record:
+    def make(name, rate, per_step):
+        def generate(prompt, seed, kind):
             if calls is not None:
                 if fail_at is not None and len(calls) == fail_at:
                     raise KeyboardInterrupt
@@ -50,20 +48,16 @@ def methods(calls: list | None = None, fail_at: int | None = None, twin: float =
     }
 
 
-def records(folder: Path, **options) -> list[Record]:
+def records(folder, **options):
     path = folder / "records.jsonl"
     run_benchmark(methods(**options), PROMPTS, SETTING, path, seed=0)
     return list(read_records(path))
 
 
-def everything(measured: list[Record]) -> ReportData:
+def everything(measured):
     """A report with every part filled."""
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
-    figures = {
-        "selector": [1.02, 1.0, 1.04],
-        "split_half": [0.9, 0, 0],
-        "same_half": [1.2, 0, 0],
-    }
+    figures = {"selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0], "same_half": [1.2, 0, 0]}
     offline = {"settings": {"temperature 0.6, top-p 1": figures}, "all": figures}
     parts = {
         "measured": "5 held-out prompts",

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from nde_talf.decoding.actions import TREES, Action, tree_index
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.selector.roots import Roots
+from nde_talf import Action, SamplingSetting
+from nde_talf.decoding.actions import TREES, tree_index
 from tests.selector import examples
 from tests.selector.examples import TABLE
 
@@ -16,7 +15,7 @@ __all__ = ["BEST", "SETTING", "TABLE", "roots"]
 SETTING = SamplingSetting(1.0)
 
 
-def roots(best: dict[str, Action], count: int = 40) -> Roots:
+def roots(best, count=40):
     """Labels under which the tree of `best` is the best one for its rule, at every root."""
     labels = {rule: torch.ones(count, 2, len(TREES)) for rule in best}
     for rule, tree in best.items():

@@ -11,7 +11,7 @@ from tests.evaluation.example import PROMPTS, SETTING, methods
 
 
 def test_every_pass_goes_over_all_prompts_with_seeds_and_an_order_of_its_own(tmp_path):
-    calls: list = []
+    calls = []
     path = tmp_path / "records.jsonl"
     run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=3, passes=2)
     counts = Counter(record.block for record in read_records(path))
@@ -31,7 +31,7 @@ def test_a_cut_benchmark_goes_on_with_whole_blocks(tmp_path):
         run_benchmark(methods([], fail_at=14), PROMPTS, SETTING, path, seed=0)
     with path.open("a") as stream:
         stream.write(json.dumps({"setting": str(SETTING), "method": BASELINE, "prompt": "p2"})[:-9])
-    calls: list = []
+    calls = []
     run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=0)
     again = {prompt for _, prompt, _ in calls[4:]}  # the first four calls warm up
     assert again == {(1, 2, 2), (1, 2, 3), (1, 2, 4)}

@@ -5,14 +5,17 @@ from dataclasses import fields
 import pytest
 import torch
 
+from nde_talf import (
+    Action,
+    Autoregressive,
+    Delayed,
+    LMDrafter,
+    NgramDrafter,
+    NgramTree,
+    SamplingSetting,
+    SpeculativeDecoder,
+)
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE
@@ -33,12 +36,12 @@ def pair():
     return tiny_pair(40, noise=0.0, layers=2)
 
 
-def greedy(target, **how) -> list[int]:
+def greedy(target, **how):
     ids = torch.tensor([PROMPT])
     return target.module.generate(ids, max_new_tokens=LIMIT, do_sample=False, **how)[0, 3:].tolist()
 
 
-def methods(pair, limit=LIMIT) -> dict:
+def methods(pair, limit=LIMIT):
     target, draft = pair
     ours = {
         BASELINE: (None, Autoregressive(), "nss"),
@@ -64,6 +67,7 @@ def test_every_method_stops_and_counts_up_to_the_end(pair):
         record = method(PROMPT, 0, "chat")
         accepted = sum(int(length) * steps for length, steps in record.accepted.items())
         assert record.ended and record.tokens == accepted + record.steps, name
+        assert accepted <= record.nodes - record.steps and record.cpu_seconds > 0
         assert record.tokens == AT or (name == ASSISTED and record.tokens < AT)  # it drafts first
         if isinstance(method, Speculative):
             blocks = method.blocks(PROMPT, 0)

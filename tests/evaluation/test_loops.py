@@ -2,16 +2,8 @@
 
 import pytest
 
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.loops import (
-    PLAIN,
-    Lookup,
-    Schedule,
-    scheduled,
-    transformers_loop,
-)
+from nde_talf import CausalModel, SamplingSetting
+from nde_talf.evaluation.loops import PLAIN, Lookup, Schedule, scheduled, transformers_loop
 from tests.decoding.pairs import tiny_pair
 
 
@@ -25,7 +17,7 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     draft.module.generation_config.eos_token_id = None
     kept = draft.module.generation_config.to_dict()
 
-    def decode(wanted: int | None) -> Record:
+    def decode(wanted):
         schedule = wanted and Schedule(wanted)
         return transformers_loop("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
             [1, 2], 3, "code"

@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy import stats
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.lossless import LosslessConfig, check_greedy, first_difference, main
 from tests.decoding.pairs import tiny_model
+from tests.refusal import refusal
 
 HERE = "tests.evaluation.engines"
 
@@ -71,7 +71,7 @@ def test_greedy_texts_that_end_early_are_refused_and_what_follows_an_end_is_cut(
     passed, sentence = check_greedy(LosslessConfig(), folder, folder)
     assert not passed and "16 ended by themselves: 0 of 16 equal" in sentence
     monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[1]] * len(prompts))
-    with pytest.raises(UserError, match=r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
+    with refusal(r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
         check_greedy(LosslessConfig(target=folder, draft=folder), folder, folder)
 
 

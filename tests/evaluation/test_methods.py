@@ -6,15 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from nde_talf.decoding.actions import Action, tree_index
+from nde_talf import (
+    Action,
+    Beam,
+    Delayed,
+    DySpec,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.common.files import read_json
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.beam import Beam
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.policies.dyspec import DySpec
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -27,15 +32,8 @@ from nde_talf.evaluation.methods import (
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees
-from nde_talf.evaluation.tuning import (
-    WARM_UP,
-    Candidate,
-    Configuration,
-    Method,
-    Tuner,
-    configuration,
-)
-from nde_talf.selector.network import Selector, SelectorSchema
+from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration
+from nde_talf.selector.network import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
@@ -45,25 +43,25 @@ GREEDY, PROMPT = SamplingSetting(0.0), [1, 2, 3]
 
 
 @pytest.fixture
-def bench(tmp_path) -> Bench:
+def bench(tmp_path):
     tuner = Tuner(tmp_path / "tuned.json", 12, [PROMPT, [4, 5]])
     labels = StaticTrees.of(roots(BEST), TABLE, SETTING)
     return Bench(*tiny_pair(40), SETTING, tuner, labels, kinds=["code", "prose"])
 
 
-def at(bench: Bench, setting: SamplingSetting, **changed) -> Bench:
+def at(bench, setting, **changed):
     labels = bench.labels if setting == SETTING else None
     return replace(bench, setting=setting, labels=labels, **changed)
 
 
-def texts(plan: Plan, names: list[str]) -> list[list[int]]:
+def texts(plan, names):
     return [
         [token for block in plan.methods[name].blocks(PROMPT, 7) for token in block.tokens]
         for name in names
     ]
 
 
-def selector(rule: str, tree: Action, learned: bool) -> Selector:
+def selector(rule, tree, learned):
     """With `tree` as its best static option."""
     made = Selector(
         SelectorSchema(16, 16, (rule,), ((1.0, 1.0),), (learned,), hidden=(8, 8), width=4)
@@ -76,7 +74,7 @@ def selector(rule: str, tree: Action, learned: bool) -> Selector:
 def test_equal_configurations_write_the_same_text_and_others_do_not():
     """With one seed, on a path: what is called the same really is, draw by draw."""
     (target, draft), path = tiny_pair(40, noise=0.2), Action(1, 0, 4)
-    written: dict[Configuration, set[str]] = defaultdict(set)
+    written = defaultdict(set)
     for rule in RULES:
         decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(path), rule)
         text = decoder.generate(PROMPT, 60, SETTING, Rng.seeded(5)).tokens
@@ -135,7 +133,7 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     """With a clock that says how long each candidate takes."""
     tried = []
 
-    def candidate(seconds: int) -> Candidate:
+    def candidate(seconds):
         def make(title, new_tokens):
             def generate(prompt, seed, kind):
                 if new_tokens > WARM_UP:

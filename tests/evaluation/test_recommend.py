@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nde_talf import Action, LatencyTable, SamplingSetting
 from nde_talf.data.engines.vllm_speculation import draft_method
-from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.actions import TREES
 from nde_talf.evaluation.before_training import Prices
 from nde_talf.evaluation.recommend import (
     lengths_by_batch,
@@ -21,10 +20,9 @@ from nde_talf.evaluation.recommend import (
 )
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.pipelines.recommend import recommend as recommend_command
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.roots import Roots
 from tests import ROOT
 from tests.evaluation import labelled
+from tests.refusal import refusal
 from tests.vllm_process import in_process
 
 # A pass over 1, 4 and 17 rows of one sequence takes 1 s; of four sequences 1, 8 and 40 s. A draft
@@ -39,7 +37,7 @@ DEPTHS = torch.tensor([tree.depth for tree in TREES])
 SAMPLED = [SamplingSetting(0.6)]
 
 
-def roots(count: int = 80, lengths: tuple[int, int] = (3, 3)) -> Roots:
+def roots(count=80, lengths=(3, 3)):
     """As many tokens of every draft are accepted as `lengths` says, for the two kinds of prompt in
     turn.
     """
@@ -70,9 +68,9 @@ def test_a_batch_is_priced_by_its_own_passes():
         [1.8, 1.8]
     )
     assert two.verify["naivetree"] == pytest.approx([0.2] * 3) and table.batched(1) is table
-    with pytest.raises(UserError, match="5 sequences: this latency table knows 1 to 4"):
+    with refusal("5 sequences: this latency table knows 1 to 4"):
         table.batched(5)
-    with pytest.raises(UserError, match="knows 1 to 1"):
+    with refusal("knows 1 to 1"):
         labelled.TABLE.batched(2)
 
 
@@ -100,9 +98,7 @@ def test_settings_are_one_traffic_and_labels_that_are_not_there_are_named():
     both = replace(roots(), settings=[(0.6, 1.0), (1.0, 1.0)], setting=torch.arange(80) % 2)
     assert len(one_traffic(both, ["t0.6"])) == 40 and len(one_traffic(both, ["t1.0", "t0.6"])) == 80
     assert int(one_traffic(both, ["t1.0"]).setting.max()) == 0
-    with pytest.raises(
-        UserError, match="rejection=block: the traces hold no labels of traversal or gbv"
-    ):
+    with refusal("rejection=block: the traces hold no labels of traversal or gbv"):
         lengths_by_batch(roots(), TABLE, "block")
 
 

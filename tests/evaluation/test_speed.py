@@ -40,7 +40,7 @@ def test_cpu_time_counts_where_it_was_taken():
     assert speed_ratio(ours, [replace(r, cpu_seconds=0.0) for r in theirs], CPU) is None
 
 
-def rows(control: float, **methods: float):
+def rows(control, **methods):
     """A table of ten prompts; speeds relative to plain decoding, without noise."""
     speeds = {BASELINE: 1.0, CONTROL: control, **methods}
     return tabulate(
@@ -83,7 +83,7 @@ def test_a_trusted_clock_names_the_winner(methods, speculate, best, words):
 
 
 def test_a_wide_interval_does_not_win():
-    def judged(speedup: list[float], **methods: float):
+    def judged(speedup, **methods):
         plain, control, first, *others = rows(1.0, **methods)
         first = replace(first, speedup=speedup)
         return verdict("T=1", [plain, control, first, *others], "")
@@ -101,7 +101,7 @@ def test_a_wide_control_supports_large_effects_alone():
     assert verdict("T=1", table, "").clock == NOT_TRUSTED
 
 
-def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):
+def raced(*seconds, prompts=40, passes=1, control=1.0):
     """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in
     turn and a one second.
     """

@@ -17,8 +17,7 @@ from functools import wraps
 import torch
 from transformers import GenerationMixin
 
-from nde_talf import Action, Delayed, speculate
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import Action, Delayed, UserError, speculate
 
 MOST = 20_000_000
 """Weights of a model that is copied as its own draft."""

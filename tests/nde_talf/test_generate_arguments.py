@@ -20,11 +20,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import DynamicCache, PreTrainedTokenizerFast
 from transformers.generation import GenerationConfig, logits_process, stopping_criteria
 
-from nde_talf import Beam, CausalModel, DySpec, speculate
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import Beam, CausalModel, DySpec, NeuralPolicy, Selector, UserError, speculate
 from nde_talf.draft_training.export import save_head
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.families import V
 from tests.draft_training.heads import random_head
 from tests.nde_talf.test_in_transformers import TREE, batch, noisy
@@ -44,7 +41,7 @@ READER = PreTrainedTokenizerFast(tokenizer_object=READER)
 class Noting(hf.StoppingCriteria):
     """Notes the texts that it is asked about; `over` says which have ended."""
 
-    def __init__(self, over, rows: int):
+    def __init__(self, over, rows):
         self.over, self.asked, self.done = over, [], [False] * rows
 
     def __call__(self, input_ids, scores, **_):
@@ -98,7 +95,7 @@ def allowed(row, ids):
     return [token for token in range(1, V) if token % 3 != (len(ids) + row) % 3]
 
 
-def real(value, rows: int):
+def real(value, rows):
     """The value with what its names stand for, made anew."""
     if isinstance(value, dict):
         return {name: real(each, rows) for name, each in value.items()}
@@ -133,7 +130,7 @@ def real(value, rows: int):
     return named[value[1:]]()
 
 
-def asked(rows: int, table: str, name: str, at) -> dict:
+def asked(rows, table, name, at):
     """The arguments of a case."""
     if table == "own":
         more = {"stopping_criteria": [OWN[name](rows)]} | real(MORE[at], rows)
@@ -149,7 +146,7 @@ def asked(rows: int, table: str, name: str, at) -> dict:
     return given
 
 
-def there(table: str, name: str) -> bool:
+def there(table, name):
     """Whether this version of transformers has it."""
     return hasattr(SOURCES.get(table, GenerationConfig()), name)
 
@@ -173,7 +170,7 @@ def drafts(tmp_path_factory):
     }
 
 
-def left(given: dict, result) -> tuple:
+def left(given, result):
     """What a call leaves: the text, what its criteria and its streamer saw; scores and logits."""
     full = not isinstance(result, torch.Tensor)
     text = (result.sequences if full else result).tolist()
@@ -184,7 +181,7 @@ def left(given: dict, result) -> tuple:
 
 
 @cache
-def plain(rows: int, *case):
+def plain(rows, *case):
     """What generate() alone leaves, or the error that it raises."""
     given = asked(rows, *case)
     try:
@@ -193,7 +190,7 @@ def plain(rows: int, *case):
         return error
 
 
-def outcome(draft, rows: int, case: tuple) -> str:
+def outcome(draft, rows, case):
     """equal or refused; "no call" where generate() raises an error.
 
     Raises AssertionError for anything else.

@@ -4,22 +4,24 @@ model, selector and n-grams.
 
 import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from nde_talf.decoding.actions import Action
+from nde_talf import (
+    Action,
+    Delayed,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+    for_vllm,
+)
 from nde_talf.decoding.common.checksums import write_checksums
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.in_vllm import KEY, for_vllm
-from nde_talf.selector.network import Selector
+from nde_talf.in_vllm import KEY
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process
@@ -93,7 +95,7 @@ if __name__ == "__main__":
 """
 
 
-def saved(model: CausalModel, folder: Path, words: list[str]) -> Path:
+def saved(model, folder, words):
     """A model folder with a tokenizer."""
     model.module.save_pretrained(folder)
     tokenizer = Tokenizer(
@@ -110,7 +112,7 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
+def prompts():
     return [
         torch.randint(VOCABULARY, (4 + 3 * i,), generator=torch.Generator().manual_seed(i)).tolist()
         for i in range(4)
@@ -118,7 +120,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def served(pair, prompts, tmp_path_factory) -> dict:
+def served(pair, prompts, tmp_path_factory):
     folder, words = tmp_path_factory.mktemp("served"), [f"word{i}" for i in range(VOCABULARY)]
     target, draft = (
         saved(model, folder / name, words)

@@ -11,23 +11,28 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.decoding.actions import Action, tree_index
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf import (
+    Action,
+    Autoregressive,
+    Delayed,
+    LMDrafter,
+    NeuralPolicy,
+    NgramDrafter,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+    for_vllm,
+)
+from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.draft_training.export import save_head
-from nde_talf.in_vllm import KEY, Options, check_version, for_vllm
+from nde_talf.in_vllm import KEY, Options, check_version
 from nde_talf.proposals import Proposals
 from nde_talf.selector.chains import PathLengths, at_batch
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
+from tests.refusal import refusal
 from tests.selector.examples import DEPTH, TABLE, schema
 
 VOCABULARY, DRAFTED, NEW = 16, 4, 40
@@ -57,14 +62,14 @@ def drafters():
     return {"lm": Counted(DRAFT), "ngram": NgramDrafter(VOCABULARY)}
 
 
-def priced(selector: Selector, table: LatencyTable = TABLE) -> Selector:
+def priced(selector, table=TABLE):
     """Give a selector the table that it would have been exported with."""
     selector.table = table
     return selector
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[list[int]]:
+def texts():
     """Of every prompt what the target goes on with."""
     decoder = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive")
     return [
@@ -73,7 +78,7 @@ def texts() -> list[list[int]]:
     ]
 
 
-def accepted(draft: list[int], rest: list[int]) -> int:
+def accepted(draft, rest):
     hits = 0
     while hits < min(len(draft), len(rest) - 1) and draft[hits] == rest[hits]:
         hits += 1
@@ -127,7 +132,7 @@ def test_steps_are_those_of_our_loop(texts):
 
 
 @pytest.fixture(scope="module")
-def selector() -> Selector:
+def selector():
     """Of the draft's features alone, with random weights that choose several lengths."""
     torch.manual_seed(3)
     made = Selector(schema(0, DRAFT.hidden_size, sharpness=0.0, width=8, hidden=(16, 16))).eval()
@@ -214,19 +219,19 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
         ({"draft": "ngram", "fast": 1}, "fast: there is no such key"),
         (None, KEY),
     ):
-        with pytest.raises(UserError, match=words):
+        with refusal(words):
             Options.read(given)
     for version in ("0.31.2", "0.33.0", "1.0"):
-        with pytest.raises(UserError, match=rf"vLLM {version}.*0\.32"):
+        with refusal(rf"vLLM {version}.*0\.32"):
             check_version(version)
     check_version("0.32.1+cpu")
-    with pytest.raises(UserError, match=r"selector\.features=draft"):
+    with refusal(r"selector\.features=draft"):
         PathLengths(priced(Selector(schema(6, DRAFT.hidden_size))), DRAFT, 8, GREEDY)
-    with pytest.raises(UserError, match="hidden size 99"):
+    with refusal("hidden size 99"):
         PathLengths(priced(Selector(schema(0, 99))), DRAFT, 8, GREEDY)
-    with pytest.raises(UserError, match="tokens=20: selectors know paths of 1 to 16"):
+    with refusal("tokens=20: selectors know paths of 1 to 16"):
         for_vllm("draft", "selector", tokens=20)
-    with pytest.raises(UserError, match="tokens=0"):
+    with refusal("tokens=0"):
         for_vllm("ngram", tokens=0)
     asked = for_vllm("ngram", tokens=5)
     assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from tests import ROOT
 
@@ -35,7 +34,7 @@ MICRO = [
 ]
 
 
-def command(folder: Path, *overrides: str) -> list[str]:
+def command(folder, *overrides):
     """The command line of a micro run whose corpus and checkpoints live in `folder`."""
     corpus = folder / "corpus.jsonl"
     if not corpus.exists():
@@ -44,7 +43,7 @@ def command(folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-m", "pipelines.run", *MICRO, *here, *overrides]
 
 
-def environment() -> dict[str, str]:
+def environment():
     ours = {"COLUMNS": "200", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return {
         **os.environ,
@@ -53,13 +52,13 @@ def environment() -> dict[str, str]:
     }  # reading the list of packages takes seconds
 
 
-def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
+def run(folder, *overrides):
     """A micro run as a user starts it; launch.run is faster."""
     asked, env = command(folder, *overrides), environment()
     return subprocess.run(asked, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
-def write_corpus(path: Path) -> None:
+def write_corpus(path):
     """Real text: modules of this project, one document each."""
     import json
 

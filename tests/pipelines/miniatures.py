@@ -4,7 +4,6 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig
@@ -21,16 +20,11 @@ TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
 """Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest
 text.
 """
-TEXT = {
-    "hidden_size": 32, "intermediate_size": 64, "ffn_dim": 64, "max_position_embeddings": CONTEXT, "sliding_window": WINDOW,
-    "attention_chunk_size": WINDOW, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_window_layers": 2,
-    "num_attention_heads": 4, "initializer_range": 0.3, "init_std": 0.3, "num_local_experts": 4, "num_experts": 4,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-    "rotary_dim": 4,
-}  # fmt: skip
+SIZES = json.loads(Path(__file__).with_name("miniatures.json").read_text())
+"""Of a text model, and of a run."""
 
 
-def presets() -> list[str]:
+def presets():
     """The presets of models that are neither trained here nor shipped."""
     files = sorted((ROOT / "configs/model").glob("*.yaml"))
     given = [path.stem for path in files if "target:" in path.read_text()]
@@ -40,13 +34,13 @@ def presets() -> list[str]:
 PUBLISHED = ROOT / "tests/fixtures/published"
 
 
-def published(name: str) -> Any:
+def published(name):
     """Return the configuration of a published model."""
     content = json.loads((PUBLISHED / f"{name.replace('/', '--')}.json").read_text())
     return AutoConfig.for_model(**content)
 
 
-def shrink(config: Any, rows: int = ROWS) -> Any:
+def shrink(config, rows=ROWS):
     """A configuration of the same class with the same peculiarities, and small sizes.
 
     Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay.
@@ -62,7 +56,11 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
     odd = getattr(text, "head_dim", None) not in (None, text.hidden_size // heads)
     projected = getattr(text, "word_embed_proj_dim", text.hidden_size) != text.hidden_size
     kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-    small = {name: value for name, value in TEXT.items() if getattr(text, name, None) is not None}
+    small = {
+        name: value
+        for name, value in SIZES["text"].items()
+        if getattr(text, name, None) is not None
+    }
     small |= {
         "vocab_size": rows,
         "num_hidden_layers": max(2, len(kinds)),
@@ -95,7 +93,7 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
     return config
 
 
-def build(config: Any, folder: Path, tokenizer: Any, seed: int) -> None:
+def build(config, folder, tokenizer, seed):
     """Save a model of this configuration with random weights, and the tokenizer, as a user's own
     model.
     """
@@ -104,39 +102,18 @@ def build(config: Any, folder: Path, tokenizer: Any, seed: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def texts() -> list[str]:
+def texts():
     """Modules of this project."""
     return [path.read_text() for path in sorted((ROOT / "decoding").rglob("*.py"))]
 
 
-SMALL_RUN = [
-    "model.device=cpu",
-    "model.device_map=null",
-    "model.dtype=float32",
-    "model.length=64",
-    "model.threads=1",
-    "data.prompt_count=30",
-    "data.prompt_tokens=[16, 24]",
-    "data.held_out=0.3",
-    "data.test_fraction=0.3",
-    "traces={train_prompts: 5, validation_prompts: 3, new_tokens: 32, stride: 16, samples: 2}",
-    "traces={validation_samples: 2, dtype: float32, micro_batch: 4}",
-    "evaluation={prompts: 2, new_tokens: 24, calibration_prompts: 1, passes: 1}",
-    "latency={contexts: [32], repeats: 2, accept_noise: true}",
-    "selector={epochs: 5, folds: 2}",
-    "draft={steps: 4, batch: 2, accumulate: 1, roots: 8, warm_up: 1, precision: 32-true}",
-    "tracking=disabled",
-]
-"""The size of a miniature's run."""
-
-
-def miniature(preset: str, folder: Path) -> Config:
+def miniature(preset, folder):
     """The run of a preset with miniatures of its models in `folder`: its stages, methods and
     losses, on this project's own text, with few prompts and steps.
 
     Output layers differ by as many rows as those of the published models.
     """
-    config = composed(Config, f"model={preset}", f"paths.checkpoints={folder}/runs", *SMALL_RUN)
+    config = composed(Config, f"model={preset}", f"paths.checkpoints={folder}/runs", *SIZES["run"])
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     names = {"target": config.model.target, "draft": config.model.draft}
@@ -155,7 +132,7 @@ def miniature(preset: str, folder: Path) -> Config:
     return config
 
 
-def from_pair_to_report(preset: str, folder: Path) -> list[str]:
+def from_pair_to_report(preset, folder):
     """Run a preset's miniature, and name the folders of the stages that finished."""
     import nde_talf.pipelines.run
 

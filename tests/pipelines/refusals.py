@@ -11,7 +11,7 @@ from nde_talf.pipelines.config import Config
 from tests.pipelines.micro import command
 
 
-def refused(folder, *overrides: str) -> str:
+def refused(folder, *overrides):
     """The message that a micro run with `overrides` ends with, as one line."""
     with pytest.raises(UserError) as told:
         nde_talf.pipelines.run.run(composed(Config, *command(folder, *overrides)[3:]))

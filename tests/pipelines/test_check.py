@@ -2,12 +2,7 @@
 
 import pytest
 
-from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf import VERIFIERS, Action, Delayed, LMDrafter, SamplingSetting, SpeculativeDecoder
 from nde_talf.pipelines.check import CheckConfig, check, greedy, sampled
 from nde_talf.pipelines.cli import composed
 from tests.decoding.pairs import prompts, tiny_pair

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nde_talf import LatencyTable
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines import evaluate, latency
 from nde_talf.pipelines.config import TABLE, Config
 from nde_talf.pipelines.drafted import load_drafted
 from nde_talf.pipelines.manifest import write_manifest
 from nde_talf.pipelines.selector import latency_tables
-from nde_talf.selector.latency import LatencyTable
 from tests.decoding.pairs import tiny_pair
+from tests.refusal import refusal
 from tests.selector.examples import TABLE as QUIET
 
 
@@ -39,7 +39,7 @@ def folders(tmp_path_factory):
     return {name: root / name for name in ("pair", "latency")}
 
 
-def of_this_test() -> Config:
+def of_this_test():
     config = Config()
     config.tracking.mode, config.traces.new_tokens = "disabled", 8
     config.latency.contexts, config.latency.repeats = [16], 1
@@ -53,7 +53,7 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     monkeypatch.setattr("nde_talf.pipelines.latency.AGREE", 0.0)
     config, path = of_this_test(), folders["latency"] / TABLE
     config.latency.accept_noise = False
-    with pytest.raises(UserError, match=r"table\.json.*under load.*latency\.accept_noise=true"):
+    with refusal(r"table\.json.*under load.*latency\.accept_noise=true"):
         latency.work(config, folders)
     assert not path.exists()
     config.latency.accept_noise = True
@@ -68,7 +68,7 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     )  # so the finished stage stays finished
     refusing = of_this_test()
     refusing.latency.accept_noise = False
-    with pytest.raises(UserError, match="under load"):
+    with refusal("under load"):
         latency_tables(refusing, folders, load_drafted(refusing, folders))
     models = load_drafted(config, folders)
     for accepting in (config, of_this_test()):
@@ -85,7 +85,7 @@ def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
         config.selector.tables[0]: QUIET
     }
     replace(QUIET, models={"draft": [8, 3, 29]}).save(tmp_path / "own.json")
-    with pytest.raises(UserError, match=r"own\.json.*its draft has .*\(8, 3, 29\).*another pair"):
+    with refusal(r"own\.json.*its draft has .*\(8, 3, 29\).*another pair"):
         latency_tables(config, folders, load_drafted(config, folders))
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 HEAVY = ("torch", "transformers", "pytorch_lightning", "wandb", "datasets", "numpy", "matplotlib")
 
 
-def python(code: str) -> str:
+def python(code):
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -70,7 +70,7 @@ def command():
         text=True,
     ) as server:
 
-        def run(*arguments: str) -> subprocess.CompletedProcess:
+        def run(*arguments):
             print(json.dumps(arguments), file=server.stdin, flush=True)
             return subprocess.CompletedProcess(arguments, *json.loads(server.stdout.readline()))
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.lock import LOCK, locked
 from tests.pipelines.micro import ROOT
+from tests.refusal import refusal
 
 HOLDER = """
 import sys, time
@@ -20,7 +20,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def start(run, seconds: float) -> subprocess.Popen:
+def start(run, seconds):
     command = [sys.executable, "-c", HOLDER, str(run), str(seconds)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -36,10 +36,7 @@ def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_l
     (run / "pair").mkdir()
     (run / "pair/.file.1-0badcafe.tmp").touch()
     with (
-        pytest.raises(
-            UserError,
-            match=rf"process {holder.pid} on .*since.*wait until it ends|process {holder.pid} on",
-        ),
+        refusal(rf"process {holder.pid} on .*since.*wait until it ends|process {holder.pid} on"),
         locked(run),
     ):
         pass

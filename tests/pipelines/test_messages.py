@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import UserError
 from nde_talf.decoding.common.progress import console, track, working
 from nde_talf.pipelines.cli import answer
 from tests.pipelines.micro import ROOT, environment
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"],
+    "text", ["[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"]
 )
 def test_a_message_is_shown_as_it_is(capsys, text):
     console.print(text, soft_wrap=True)
@@ -93,7 +92,7 @@ def test_what_nobody_can_change_is_raised():
         answer(KeyError("a fault of ours"))
 
 
-def wrapped(error: Exception) -> Exception:
+def wrapped(error):
     try:
         raise ValueError("an error occurred") from error
     except ValueError as other:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from nde_talf.decoding.common.checksums import check_checksums, write_export
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import sole, write_json
 from nde_talf.pipelines.finished import COMMAND
 from nde_talf.pipelines.lock import LOCK, locked
 from nde_talf.pipelines.record import completed
 from tests.pipelines.chain import Chain
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def theirs(tmp_path):
     assert contents(folder) == before
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     return {str(file): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -50,7 +50,7 @@ def test_a_link_where_something_of_ours_belongs_is_refused_by_name(chain, theirs
     link.unlink(missing_ok=True)
     link.symlink_to(theirs / "made.txt" if link.suffix in (".txt", ".json") else theirs)
     chain.text = "again"  # so that what follows is made again, and what it replaces set aside
-    with pytest.raises(UserError, match=rf"{link}.* is a link"):
+    with refusal(rf"{link}.* is a link"):
         chain.run("pair", force=force)
         chain.run()
 
@@ -65,7 +65,7 @@ def test_a_link_of_the_users_in_a_runs_folder_is_left_alone(chain, theirs):
 def test_a_folder_that_no_run_made_is_refused(chain, theirs, force):
     shutil.copytree(theirs, chain.path("pair"))
     before = contents(chain.path("pair"))
-    with pytest.raises(UserError, match=rf"{chain.path('pair')}: no run made it"):
+    with refusal(rf"{chain.path('pair')}: no run made it"):
         chain.run("pair", force=force)
     assert contents(chain.path("pair")).items() >= before.items()
 
@@ -75,7 +75,7 @@ def test_a_lock_that_is_another_file_keeps_its_content(tmp_path, theirs, how):
     run = tmp_path / "run"
     run.mkdir()
     how(theirs / "made.txt", run / LOCK)
-    with pytest.raises(UserError, match=r"\.lock"), locked(run):
+    with refusal(r"\.lock"), locked(run):
         pass
     assert (run / LOCK).read_text() == "theirs"
 
@@ -87,10 +87,7 @@ def test_nothing_is_appended_through_a_link(tmp_path, theirs, how):
             stream.write(text)
     assert (tmp_path / "records").read_text() == "onetwo"
     how(theirs / "made.txt", tmp_path / "linked")
-    with (
-        pytest.raises(UserError, match="linked"),
-        open(tmp_path / "linked", "a", opener=sole),
-    ):
+    with refusal("linked"), open(tmp_path / "linked", "a", opener=sole):
         pass
 
 
@@ -102,7 +99,7 @@ def test_a_command_says_what_a_killed_one_left_and_that_it_removed_it(chain, cap
 
 
 def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
-    def write(folder: Path) -> None:
+    def write(folder):
         (folder / "config.json").write_text("{}")
 
     for _ in range(2):
@@ -110,12 +107,12 @@ def test_an_export_takes_the_place_of_an_export_alone(tmp_path, theirs):
     (tmp_path / "export/README.md").write_text("of the hub")
     assert check_checksums(tmp_path / "export")
     (tmp_path / "export/chat_template.jinja").write_text("{{ x }}")
-    with pytest.raises(UserError, match=r"chat_template\.jinja .*not there when"):
+    with refusal(r"chat_template\.jinja .*not there when"):
         check_checksums(tmp_path / "export")
     (tmp_path / "page").mkdir()
     (tmp_path / "page/README.md").write_text("of the user")
     for folder in (tmp_path / "export", tmp_path / "page", theirs):
-        with pytest.raises(UserError, match="which no export wrote"):
+        with refusal("which no export wrote"):
             write_export(folder, write)
     assert (tmp_path / "export/chat_template.jinja").exists()
 
@@ -129,7 +126,7 @@ def test_a_run_whose_name_differs_in_capitals_alone_is_refused_where_both_are_on
     monkeypatch.setattr("nde_talf.pipelines.lock.refuse_link", lambda path: None)
     monkeypatch.setattr(Path, "resolve", lambda path: path)
     monkeypatch.setattr(os, "listdir", lambda path: ["Mine"])
-    with pytest.raises(UserError, match="in other letters"), locked(tmp_path / "mine"):
+    with refusal("in other letters"), locked(tmp_path / "mine"):
         pass
 
 

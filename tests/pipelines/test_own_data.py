@@ -15,7 +15,6 @@ import pytest
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
@@ -24,6 +23,7 @@ from nde_talf.pipelines.record import completed, merged
 from nde_talf.pipelines.run import run
 from tests.decoding.families import module
 from tests.pipelines.launch import finish, said
+from tests.refusal import refusal
 
 DOCUMENTED = (node for node in ast.walk(ast.parse(inspect.getsource(random))))
 ALL = [
@@ -33,8 +33,11 @@ ALL = [
 ] + [line for line in inspect.getsource(json.decoder).splitlines() if len(line) > 50]
 TEXTS = list(dict.fromkeys(ALL))
 
+TABLES = json.loads(Path(__file__).with_name("own_rows.json").read_text())
+"""Rows of files and what is made of them; a table a test."""
 
-def write(folder: Path, name: str, rows: list) -> str:
+
+def write(folder, name, rows):
     """Write rows in the format of the name; the file's path."""
     path = folder / name
     if name.endswith(".parquet"):
@@ -48,7 +51,7 @@ def write(folder: Path, name: str, rows: list) -> str:
     return str(path)
 
 
-def fitted(*arguments: str) -> tuple[Config, list[str]]:
+def fitted(*arguments):
     """The configuration of a command line, and what is wrong with its files."""
     config = composed(Config, "model=tiny3", *in_full(arguments))
     return config, fit(config)
@@ -87,38 +90,17 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
     assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
 
 
-@pytest.mark.parametrize(
-    "row,template",
-    [
-        ({"question": "a", "answer": "b"}, "{question}"),
-        ({"instruction": "a", "input": "b", "output": "c"}, "{instruction}\n{input}"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "{messages}"),
-        ({"prompt": [{"role": "user", "content": "a"}]}, "{prompt}"),
-        ({"turns": ["a", "b"], "category": "c"}, "{turns}"),
-        ({"mine": "a", "number": 3}, "{mine}"),
-        ({"id": "r81", "wish": "Write a parser"}, "{wish}"),
-    ],
-)
+@pytest.mark.parametrize("row,template", TABLES["columns"])
 def test_columns_are_recognised(row, template):
     assert question_template([row] * 3, "file", "key") == template
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rows,words",
-    [
-        ([{"prompt": "a", "question": "b"}] * 9, "prompt ('a'), question ('b')"),
-        ([{"number": 3}] * 9, "no column holds text"),
-        ([{"id": "r1", "request": {"messages": ["a"]}}] * 9, "lie inside request"),
-        ([{"prompt": "a"}, {"query": "b"}] * 9, "missing in 9 of 18 rows"),
-        ([{"prompt": "a"}], "it has 1 different prompts"),
-        ([], "empty"),
-    ],
-)
+@pytest.mark.parametrize("rows,words", TABLES["refused"])
 def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path):
     source = write(tmp_path, "p.jsonl", rows)
     config, faults = fitted(f"data='{source}'", "engine.workers=2", "selector.tables=[nowhere]")
-    with pytest.raises(UserError) as told:
+    with refusal() as told:
         check_config(config, faults)
     assert words in str(told.value) and "selector.tables" in str(told.value)
 
@@ -141,25 +123,14 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     assert "text and prompts: Python code, Python's manual, made-up sums, made-up" in printed
     chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
     faulty = [*asked, "selector.tables=[nowhere]", "traces.settings=[t0.2]", f"dialogues={chats}"]
-    with pytest.raises(UserError) as told:
+    with refusal() as told:
         run(composed(Config, "model=tiny3", *in_full(faulty)))
     for part in ("selector.tables", "evaluation.settings", "'dialogues=[plain,file]'"):
         assert part in str(told.value)
 
 
-ASKED, ANSWERED = {"role": "user", "content": "{}"}, {"role": "assistant", "content": "b"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row,key,value",
-    [
-        ({"question": "{}", "answer": "b"}, "assistant", "{answer}"),
-        ({"prompt": "{}"}, "regenerate", True),
-        ({"turns": ["{}", "b"]}, "regenerate", True),
-        ({"messages": [ASKED, ANSWERED]}, "regenerate", False),
-    ],
-)
+@pytest.mark.parametrize("row,key,value", TABLES["layouts"])
 def test_layouts_of_dialogues_are_recognised(row, key, value, tmp_path):
     rows = [json.loads(json.dumps(row).replace("{}", f"question {i}")) for i in range(60)]
     config, faults = fitted(f"dialogues={write(tmp_path, 'c.jsonl', rows)}")
@@ -186,7 +157,7 @@ def test_a_later_command_takes_the_rest_from_the_record(tmp_path):
 
 @pytest.mark.long
 def test_a_file_makes_a_pair_and_its_own_text_trains_the_draft(tmp_path):
-    def run_with(*given: str) -> str:
+    def run_with(*given):
         return said(finish("nde_talf.pipelines.run", [*given, *asked]))
 
     source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])

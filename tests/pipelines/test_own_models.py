@@ -4,7 +4,6 @@ be built for.
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ QUICK = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """A folder with models of a tokenizer with 300 tokens."""
     made = tmp_path_factory.mktemp("own")
     micro.command(made)  # writes the corpus
@@ -39,7 +38,7 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-def methods(folder: Path, name: str) -> list[str]:
+def methods(folder, name):
     """What the report of a run compares."""
     results = json.loads((folder / "checkpoints" / name / "report/results.json").read_text())
     (rows,) = results["tables"].values()

@@ -7,27 +7,21 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from nde_talf import CausalModel, Selector
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    memory_is_short,
-    read_json,
-    unreadable,
-)
+from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
 from nde_talf.decoding.common.tensors import read_tensors
-from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.checkpoint import CHECKPOINT, resumable
 from nde_talf.draft_training.export import load_head
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
-from nde_talf.selector.network import Selector
+from tests.refusal import refusal
 from tests.robustness.damage import apply
 
 HERE = Path(__file__).parents[1] / "fixtures"
@@ -38,29 +32,29 @@ HERE = Path(__file__).parents[1] / "fixtures"
 )
 def test_a_json_file_that_cannot_be_read_is_named(tmp_path, content):
     path = tmp_path / "content.json"
-    with pytest.raises(UserError, match=r"content\.json: it is missing.*or make it"):
+    with refusal(r"content\.json: it is missing.*or make it"):
         read_json(path, again="make it")
     path.write_text(content, errors="surrogateescape")
-    with pytest.raises(UserError, match=r"content\.json: it cannot be read"):
+    with refusal(r"content\.json: it cannot be read"):
         read_json(path)
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "content.json")
-    with pytest.raises(UserError, match=r"content\.json: it is no regular file"):
+    with refusal(r"content\.json: it is no regular file"):
         read_json(tmp_path / "content.json")
 
 
 def test_tensors_are_finite_and_no_larger_than_the_file(tmp_path):
     path = tmp_path / "some.safetensors"
     save_file({"a": torch.tensor([1.0, torch.nan])}, path)
-    with pytest.raises(UserError, match="a holds NaN"):
+    with refusal("a holds NaN"):
         read_tensors(path, "make it")
     claim = json.dumps(
         {"a": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
     ).encode()
     path.write_bytes(len(claim).to_bytes(8, "little") + claim + b"0000")
-    with pytest.raises(UserError, match=r"some\.safetensors"):
+    with refusal(r"some\.safetensors"):
         read_tensors(path, "make it")
 
 
@@ -82,18 +76,18 @@ def test_short_memory_is_called_that():
     assert "not enough memory" in told and "delete" not in told
 
 
-def changed(kind: str, folder: Path, file: str, **fields: Any) -> Path:
+def changed(kind, folder, file, **fields):
     """A copy of an export, some fields of its JSON file changed and its checksums written anew."""
     path = Path(shutil.copytree(HERE / kind, folder / kind))
     apply({"set": {key.replace("__", "."): value for key, value in fields.items()}}, path / file)
     return path
 
 
-def head(folder: Path) -> object:
+def head(folder):
     return load_head(folder, CausalModel.load(HERE / "pair/target"))
 
 
-def prompts(folder: Path) -> object:
+def prompts(folder):
     return Pair(folder).every_prompt()
 
 
@@ -119,7 +113,7 @@ REFUSED = [
 def test_values_that_cannot_be_and_other_formats_are_refused_by_name(
     tmp_path, kind, file, load, changes, words
 ):
-    with pytest.raises(UserError, match=rf"{kind}.*{words}"):
+    with refusal(rf"{kind}.*{words}"):
         load(changed(kind, tmp_path, file, **changes))
 
 
@@ -134,6 +128,6 @@ def test_a_damaged_record_is_left_out_and_reported_unless_it_is_the_last(tmp_pat
 def test_what_is_no_checkpoint_is_refused_and_stays(tmp_path):
     path = tmp_path / CHECKPOINT
     torch.save([1], path)
-    with pytest.raises(UserError, match="no checkpoint of a training"):
+    with refusal("no checkpoint of a training"):
         resumable(tmp_path)
     assert path.exists()

@@ -12,13 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 import nde_talf.pipelines.recommend
+from nde_talf import CausalModel, EagleDrafter, Selector
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.recommend import RecommendConfig
-from nde_talf.selector.network import Selector
 from tests.pipelines.launch import finish, printed_by, said, start
 from tests.pipelines.micro import command
 from tests.pipelines.refusals import refused
@@ -40,7 +38,7 @@ def finished(tmp_path_factory):
     return folder, printed_by(folder)
 
 
-def digests(path) -> dict[str, str]:
+def digests(path):
     """Checksums of a file, or of a folder's files by name."""
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return {str(file.relative_to(path)): file_digest(file) for file in files}
@@ -152,7 +150,7 @@ def test_a_head_learns_from_dialogues(finished, tmp_path):
     )
 
 
-def kill_when(folder, marker: str, sign: signal.Signals) -> int:
+def kill_when(folder, marker, sign):
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
     process = start("nde_talf.pipelines.run", command(folder)[3:])
     deadline = time.monotonic() + 120

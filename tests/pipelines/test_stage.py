@@ -5,13 +5,11 @@ where its name is given.
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.draft_training.families import NoHeadError
 from nde_talf.pipelines import draft, pair
@@ -21,6 +19,7 @@ from nde_talf.pipelines.manifest import BEGUN, MANIFEST
 from nde_talf.pipelines.stage import _set_aside
 from nde_talf.pipelines.traces import chosen_engine
 from tests.pipelines.chain import Chain
+from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def chain(tmp_path):
     return chain
 
 
-def edit(path: Path, **changes) -> None:
+def edit(path, **changes):
     path.write_text(json.dumps({**read_json(path), **changes}))
 
 
@@ -38,7 +37,7 @@ def edit(path: Path, **changes) -> None:
 def test_a_manifest_that_says_what_was_not_made_is_refused_and_nothing_is_removed(chain, part):
     before = chain.made()
     edit(chain.path("traces", MANIFEST), **{part: {"pair": "0"}})
-    with pytest.raises(UserError, match=r"traces/manifest\.json: it is not as it was written"):
+    with refusal(r"traces/manifest\.json: it is not as it was written"):
         chain.run()
     assert chain.made() == before and not chain.kept()
 
@@ -124,9 +123,9 @@ def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed):
 
 def test_other_settings_are_named_and_nothing_is_removed(chain):
     before = chain.made()
-    with pytest.raises(UserError, match="seed: 1 recorded, 2 given"):
+    with refusal("seed: 1 recorded, 2 given"):
         chain.run("selector", seed=2)
-    with pytest.raises(UserError, match="seed: 1 recorded, 2 given"):
+    with refusal("seed: 1 recorded, 2 given"):
         chain.run(seed=2)
     assert chain.made() == before
 
@@ -137,9 +136,9 @@ def test_other_settings_are_named_and_nothing_is_removed(chain):
 def test_a_damaged_file_is_named_by_its_own_stage_and_by_the_next(chain, damage):
     damage(chain.path("traces", "made.txt"))
     for stage in ("traces", "selector"):
-        with pytest.raises(UserError, match=r"traces/made\.txt: it is .*stage=traces force=true"):
+        with refusal(r"traces/made\.txt: it is .*stage=traces force=true"):
             chain.run(stage)
-    with pytest.raises(UserError, match=r"traces/made\.txt"):
+    with refusal(r"traces/made\.txt"):
         chain.run()
     assert chain.run("traces", force=True) == ["traces"] and chain.run() == []
 
@@ -164,7 +163,7 @@ def test_a_base_runs_stages_are_used_and_never_touched(chain):
     chain.text = "second"
     assert chain.run("selector", run="second", base="default") == []
     chain.path("traces", "made.txt").write_text("damaged")
-    with pytest.raises(UserError, match=r"traces/made\.txt"):
+    with refusal(r"traces/made\.txt"):
         chain.run("selector", run="second", base="default")
     chain.path("traces", "made.txt").write_text(before["traces"])
     assert chain.run("selector", force=True, run="second", base="default") == ["selector"]
@@ -185,7 +184,7 @@ def test_an_unfinished_stage_whose_beginning_is_damaged_says_what_to_delete(tmp_
     with pytest.raises(KeyboardInterrupt):
         chain.run("pair")
     chain.path("pair", BEGUN).write_text("{}")
-    with pytest.raises(UserError, match=r"(?s)begun.json.*Field required.*delete .*pair"):
+    with refusal(r"(?s)begun.json.*Field required.*delete .*pair"):
         chain.run("pair")
 
 
@@ -209,5 +208,5 @@ def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
     config.model.device = "cuda:1"
     names.append(chosen_engine(config.engine, config.model, 9).name)
     assert names == ["transformers", "vllm", "transformers"]
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES"):
+    with refusal("CUDA_VISIBLE_DEVICES"):
         chosen_engine(replace(config.engine, name="vllm"), config.model, 9)

@@ -25,7 +25,7 @@ HEADS = [
 ]  # vLLM on a CPU wants heads of 32 numbers
 
 
-def needs(module: str):
+def needs(module):
     return [
         getattr(pytest.mark, module),
         pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"no {module}"),
@@ -41,13 +41,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def with_pair(folder, name: str) -> str:
+def with_pair(folder, name):
     """The override for a run of that name, whose pair is a copy."""
     shutil.copytree(folder / "checkpoints/default/pair", folder / "checkpoints" / name / "pair")
     return f"run={name}"
 
 
-def shards(folder, name: str) -> dict:
+def shards(folder, name):
     return json.loads((folder / "checkpoints" / name / "traces/shards.json").read_text())["shards"]
 
 
@@ -77,7 +77,7 @@ def test_two_workers_one_killed_make_the_same_shards(folder, mark):
     assert shards(folder, "workers") == shards(folder, "default")
 
 
-def both_splits(store: TraceStore) -> dict[str, np.ndarray]:
+def both_splits(store):
     """Labels as means over a root's super-trees, of which a split may have more."""
     splits = [store.read("train"), store.read("validation")]
     means = [

@@ -6,6 +6,7 @@ A case replaces arguments of one call by JSON values; a text such as "$nan" stan
 import math
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,43 +54,34 @@ def prepared(run: Path) -> tuple[dict[str, Any], dict[str, Call]]:
         "rng": nde_talf.Rng.seeded(0),
     }
     ids = torch.tensor([[1, 2, 3]])
-    calls: dict[str, Call] = {
+    selected, drafted = run / "selector/export/traversal", {"target": target, "drafter": drafter}
+    named: dict[str, dict[str, Any]] = {
+        **{name: {} for name in ("Salf", "Beam", "DySpec", "DynaTree", "NgramConfig")},
+        "SpeculativeDecoder": drafted | {"policy": delayed(), "verifier": "traversal"},
+        "LMDrafter": {"model": drafter.model},
+        "CausalModel": {"model": target.module},
+        "CausalModel.load": {"folder": pair / "target"},
+        "SamplingSetting": {"temperature": 0.6},
+        "warp": {"logits": torch.zeros(8), "setting": values["setting"]},
+        "Rng": {"generator": torch.Generator()},
+        "Rng.seeded": {"seed": 0},
+        "Delayed": {"action": nde_talf.Action(1, 0, 4)},
+        "NgramDrafter": {"vocab_size": 300},
+        "StaticShapes": {"context": 64},
+        "Selector.from_pretrained": {"folder": selected},
+        "LatencyTable.load": {"path": run / "latency/table.json"},
+        "NeuralPolicy": {"selector": selector},
+        "EagleDrafter.from_pretrained": {"folder": run / "draft/export", "target": target},
+        "verifier": {"name": "nss"},
+    }
+    calls: dict[str, Call] = {name: (attrgetter(name)(nde_talf), named[name]) for name in named}
+    calls |= {
         "generate": (decoder.generate, sampled),
         "blocks": (decoder.blocks, sampled),
         "stream": (
             lambda **named: next(decoder.stream(**named)),
             {key: sampled[key] for key in ("prompt", "setting", "rng")},
         ),
-        "SpeculativeDecoder": (
-            nde_talf.SpeculativeDecoder,
-            {"target": target, "drafter": drafter, "policy": delayed(), "verifier": "traversal"},
-        ),
-        "LMDrafter": (nde_talf.LMDrafter, {"model": drafter.model}),
-        "CausalModel": (nde_talf.CausalModel, {"model": target.module}),
-        "CausalModel.load": (nde_talf.CausalModel.load, {"folder": pair / "target"}),
-        "SamplingSetting": (nde_talf.SamplingSetting, {"temperature": 0.6}),
-        "warp": (nde_talf.warp, {"logits": torch.zeros(8), "setting": values["setting"]}),
-        "Rng": (nde_talf.Rng, {"generator": torch.Generator()}),
-        "Rng.seeded": (nde_talf.Rng.seeded, {"seed": 0}),
-        "Delayed": (nde_talf.Delayed, {"action": nde_talf.Action(1, 0, 4)}),
-        "Salf": (nde_talf.Salf, {}),
-        "Beam": (nde_talf.Beam, {}),
-        "DySpec": (nde_talf.DySpec, {}),
-        "DynaTree": (nde_talf.DynaTree, {}),
-        "NgramConfig": (nde_talf.NgramConfig, {}),
-        "NgramDrafter": (nde_talf.NgramDrafter, {"vocab_size": 300}),
-        "StaticShapes": (nde_talf.StaticShapes, {"context": 64}),
-        "Selector.from_pretrained": (
-            nde_talf.Selector.from_pretrained,
-            {"folder": run / "selector/export/traversal"},
-        ),
-        "LatencyTable.load": (nde_talf.LatencyTable.load, {"path": run / "latency/table.json"}),
-        "NeuralPolicy": (nde_talf.NeuralPolicy, {"selector": selector}),
-        "EagleDrafter.from_pretrained": (
-            nde_talf.EagleDrafter.from_pretrained,
-            {"folder": run / "draft/export", "target": target},
-        ),
-        "verifier": (nde_talf.verifier, {"name": "nss"}),
         "speculate": (
             lambda **named: target.module.generate(
                 ids, custom_generate=nde_talf.speculate(**named), max_new_tokens=2

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf import UserError
 
 WORKS, TOLD, FAILURE = "works", "told", "failure"
 REFUSED = 1

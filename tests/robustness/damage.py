@@ -15,21 +15,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from nde_talf import (
+    CausalModel,
+    LatencyTable,
+    LMDrafter,
+    NeuralPolicy,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest, write_checksums
 from nde_talf.decoding.common.files import SEAL, content_digest
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import delayed
-from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.draft_training.export import load_head
 from nde_talf.pipelines.manifest import read_manifest
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 
 SHAPES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",

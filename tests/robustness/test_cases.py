@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -51,7 +50,7 @@ PLACES = {
 """Paths in a run of what `load` names, where it is not the name itself."""
 
 
-def make_files(folder: Path) -> None:
+def make_files(folder):
     """Write the files of files.json."""
     for name, file in json.loads((HERE / "files.json").read_text()).items():
         path = folder / name
@@ -65,13 +64,13 @@ def make_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory) -> Path:
+def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     make_files(folder)
     return folder
 
 
-def spelt_out(argument: str | list) -> str:
+def spelt_out(argument):
     """An argument; ["a=", "[", 3, "]"] is "a=[[[]"."""
     if isinstance(argument, str):
         return argument
@@ -79,7 +78,7 @@ def spelt_out(argument: str | list) -> str:
     return start + repeated * times + end
 
 
-def command(case: dict[str, Any], runs: Path, corpus: Path, files: Path) -> None:
+def command(case, runs, corpus, files):
     """Run a command line in this process; corpus: the folder of the text of `runs`."""
     arguments = [spelt_out(argument).replace("FILES", str(files)) for argument in case["arguments"]]
     if "run=chats" in arguments or (case["command"] == "run" and "change" in case):
@@ -96,7 +95,7 @@ def command(case: dict[str, Any], runs: Path, corpus: Path, files: Path) -> None
     MAINS[case["command"]]()
 
 
-def load(what: str, run: Path) -> None:
+def load(what, run):
     """Read an artefact of a run."""
     path = run / PLACES.get(what, what)
     if what == "records":
@@ -105,7 +104,7 @@ def load(what: str, run: Path) -> None:
         LOADERS[what](path)
 
 
-def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> child.Outcome:
+def outcome(case, finished, files, folder):
     """Run a case in a process of its own."""
     runs = finished / "checkpoints"
     if "call" in case:
@@ -119,7 +118,7 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
 
     remembered = (finished / "checkpoints/default" / COMMAND).read_bytes()
 
-    def work() -> None:
+    def work():
         if "command" in case:
             command(case, runs, finished, files)
         elif "load" in case:
@@ -137,7 +136,7 @@ def outcome(case: dict[str, Any], finished: Path, files: Path, folder: Path) -> 
     return ended
 
 
-def fault(case: dict[str, Any], ended: child.Outcome) -> str | None:
+def fault(case, ended):
     """Say what is wrong with how a case ended; None if nothing is."""
     expected = child.WORKS if case.get("works") else child.TOLD
     if ended.kind != expected:
@@ -146,7 +145,7 @@ def fault(case: dict[str, Any], ended: child.Outcome) -> str | None:
     return f"it does not say {case['words']!r}" if missing else None
 
 
-def label(case: dict[str, Any]) -> str:
+def label(case):
     """A case in one line."""
     done = " ".join(map(str, case.get("arguments", ()))) or case.get("load") or case.get("call", "")
     given = json.dumps(case["given"]) if "given" in case else ""
@@ -154,13 +153,13 @@ def label(case: dict[str, Any]) -> str:
     return " ".join([case.get("command", ""), done, given, *changes]).strip()
 
 
-def told_or_works(case: dict[str, Any], ended: child.Outcome) -> None:
+def told_or_works(case, ended):
     wrong = fault(case, ended)
     assert wrong is None, f"{wrong}: {ended.text[-1000:]}"
 
 
 @pytest.fixture(scope="session")
-def unfinished(tmp_path_factory) -> Path:
+def unfinished(tmp_path_factory):
     """A folder as `finished`, whose run holds only what takes no models to make."""
     folder = tmp_path_factory.mktemp("unfinished")
     run = folder / "checkpoints/default"

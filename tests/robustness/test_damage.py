@@ -8,7 +8,6 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ CASES = [
 ]
 
 
-def digest(value: Any) -> str:
+def digest(value):
     """A hash of nested values, tensors and arrays included."""
     if isinstance(value, dict):
         value = sorted((str(key), digest(part)) for key, part in value.items())
@@ -39,7 +38,7 @@ def digest(value: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def undamaged(finished) -> dict[str, str]:
+def undamaged(finished):
     run = finished / "checkpoints/default"
     return {
         artefact["name"]: digest(LOADERS[artefact["name"]](run / artefact["path"]))

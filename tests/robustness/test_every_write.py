@@ -6,10 +6,8 @@ A full and a broken disk end in a sentence. The next command goes on, and ends w
 import errno
 import io
 import os
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,32 +24,32 @@ LIMITS = child.Limits(60)
 class Faults:
     """Counts what changes the disk, and lets call number `when` fail with `number`, or 0: kill."""
 
-    def __init__(self, when: int, number: int):
+    def __init__(self, when, number):
         self.left, self.number, self.open = when, number, io.open
         for name in CALLS:
             setattr(os, name, self.failing(getattr(os, name)))
         io.open = self.opened
 
-    def failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*values: Any, **named: Any) -> Any:
+    def failing(self, call):
+        def called(*values, **named):
             self.step(values[0])
             return call(*values, **named)
 
         return called
 
-    def step(self, path: Any) -> None:
+    def step(self, path):
         self.left -= 1
         if self.left < 0 and not self.number:
             os._exit(KILLED)
         if self.left == -1:
             raise OSError(self.number, os.strerror(self.number), *[path] * isinstance(path, Path))
 
-    def opened(self, path: Any, mode: str = "r", *values: Any, **named: Any) -> Any:
+    def opened(self, path, mode="r", *values, **named):
         stream = self.open(path, mode, *values, **named)
         if mode != "r" and isinstance(path, (str, Path)):
             whole = stream.write
 
-            def write(text: Any) -> int:
+            def write(text):
                 if not self.left:
                     whole(text[: len(text) // 2])
                     stream.flush()
@@ -62,7 +60,7 @@ class Faults:
         return stream
 
 
-def work(folder: Path, force: bool, when: int, number: int) -> int:
+def work(folder, force, when, number):
     """Run all stages, the first by force, under a fault; return the calls that it would leave."""
     chain, faults = Chain(folder, text="again"), Faults(when, number)
     try:

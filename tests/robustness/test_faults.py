@@ -22,7 +22,7 @@ FAILED = 1
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory) -> Path:
+def copy(tmp_path_factory):
     """A copy of the repository, in which faults are planted."""
     folder = tmp_path_factory.mktemp("planted") / "repository"
     shutil.copytree(ROOT, folder, ignore=UNUSED, symlinks=True)

@@ -5,7 +5,6 @@ import random
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ BEFORE = {
 KILLS = 4
 
 
-def result(stage: Path) -> object:
+def result(stage):
     """The parts of a stage's result that two runs have in common."""
     if stage.name == "traces":
         return TraceStore(stage).shards
@@ -53,7 +52,7 @@ def test_a_killed_stage_resumes_bit_equal(stage, number, finished, tmp_path):
     )[3:]
     moments, seconds = random.Random(stage), read_manifest(whole / stage)["seconds"]
 
-    def command(moment: float | None) -> None:
+    def command(moment):
         os.environ |= micro.environment()
         sys.argv = ["run", *words]
         if moment is not None:

@@ -4,9 +4,9 @@ between.
 
 import torch
 
+from nde_talf import LatencyTable
 from nde_talf.decoding.actions import TREES
 from nde_talf.selector.entropy import ENTROPY
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import SelectorSchema
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
 from nde_talf.selector.settings import SelectorConfig
@@ -49,13 +49,7 @@ def priced(count: int, seed: int, tables=(TABLE,), **options) -> PricedRoots:
     return PricedRoots.of(roots(count, seed, **options), "specinfer", tables)
 
 
-def schema(
-    target: int,
-    draft: int,
-    verifier: str = "specinfer",
-    learned: bool = True,
-    **options,
-):
+def schema(target: int, draft: int, verifier: str = "specinfer", learned: bool = True, **options):
     return SelectorSchema(target, draft, (verifier,), ((1.0, 1.0),), (learned,), **options)
 
 

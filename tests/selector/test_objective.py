@@ -18,7 +18,7 @@ from nde_talf.selector.objective import (
 )
 
 
-def table(draft: float = 1.0, target: float = 10.0, node: float = 0.0) -> LatencyTable:
+def table(draft=1.0, target=10.0, node=0.0):
     return LatencyTable(
         [1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2
     )
@@ -33,7 +33,7 @@ def test_loss_of_the_baseline_is_zero_and_a_better_action_lowers_it():
     efficiency, seconds = torch.tensor([[2.0, 4.0, 1.0]]), torch.ones(1, 3)
     base = torch.tensor([0])
 
-    def loss(action: int) -> float:
+    def loss(action):
         logits = torch.full((1, 3), -50.0)
         logits[0, action] = 50.0
         return float(selector_loss(logits, efficiency, seconds, base, 1.0, 1.0))

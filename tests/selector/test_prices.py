@@ -10,22 +10,28 @@ import numpy as np
 import pytest
 import torch
 
-from nde_talf.decoding.actions import TREE_INDEX, Action
-from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf import (
+    Action,
+    LatencyTable,
+    LMDrafter,
+    NeuralPolicy,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
+from nde_talf.decoding.actions import TREE_INDEX
+from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.setting import RAW
 from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
-from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.latency import StepCosts, context_counts
 from nde_talf.selector.measure import _batched, disagreement_of, measure_latency
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import PricedRoots
 from nde_talf.selector.train import new_selector
 from tests.decoding.pairs import tiny_model, tiny_pair
+from tests.refusal import refusal
 from tests.selector.examples import CONFIG, TABLE, roots, schema
 
 
@@ -35,7 +41,7 @@ def test_isotonic_regression_pools_what_falls():
     assert rising(np.array([1.0, 1.0, 9.0, 1.1, 1.2, 1.3]))[-1] < 4
 
 
-def true_step(action: Action, context: int, by_branches: bool) -> tuple[float, float, float]:
+def true_step(action, context, by_branches):
     """Parts that rise along straight lines: draft, target, all else.
 
     Widths and nodes as if no draws were merged.
@@ -82,9 +88,7 @@ def test_a_table_measured_under_load_or_of_another_shape_is_refused():
     quiet = replace(TABLE, verify={"nss": [0.1, 0.1]})
     noisy = replace(quiet, target=[[1.0, 1.0], [1.3, 1.3]])
     assert disagreement_of(quiet, quiet) == 0 and disagreement_of(quiet, noisy) > 0.1
-    with pytest.raises(
-        UserError, match=r"table\.json.*under load.*13%.*latency\.accept_noise=true"
-    ):
+    with refusal(r"table\.json.*under load.*13%.*latency\.accept_noise=true"):
         replace(TABLE, disagreement=0.13).check_quiet("table.json")
     with pytest.raises(ValueError, match="'target' has to be a grid of 2 x 2"):
         replace(TABLE, target=[[1.0]] * 2)
@@ -111,7 +115,7 @@ def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch
     assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
 
 
-def of_many_contexts(count: int, seed: int, longest: int):
+def of_many_contexts(count, seed, longest):
     """Roots with skewed contexts, so that the price at the mean context is not the mean price."""
     spread = roots(count, seed, alike=True)
     context = (
@@ -163,7 +167,7 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
     )
     assert len(decoder.generate([1, 2], 6, SamplingSetting(), Rng.seeded(0)).tokens) == 6
     again.table = None
-    with pytest.raises(UserError, match=r"no latency table.*LatencyTable\.load"):
+    with refusal(r"no latency table.*LatencyTable\.load"):
         NeuralPolicy(again)
 
 

@@ -7,27 +7,26 @@ import numpy as np
 import pytest
 import torch
 
+from nde_talf import (
+    DecodingState,
+    LMDrafter,
+    NeuralPolicy,
+    Rng,
+    SamplingSetting,
+    Selector,
+    SpeculativeDecoder,
+)
 from nde_talf.decoding.actions import TREES
-from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
-from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.policies.base import DecodingState
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling import warp
 from nde_talf.selector.entropy import ENTROPY, EntropyRule
 from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
 from nde_talf.selector.latency import StepCosts
-from nde_talf.selector.network import Selector
-from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
-from nde_talf.selector.train import (
-    CrossFit,
-    SelectorModule,
-    fit_selector,
-    prompt_folds,
-    train_selector,
-)
+from nde_talf.selector.train import SelectorModule, fit_selector, prompt_folds, train_selector
 from tests.decoding.pairs import tiny_pair
+from tests.refusal import refusal
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
 SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
@@ -70,13 +69,13 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
 
     started = 0
 
-    def kill(module: SelectorModule) -> None:
+    def kill(module):
         nonlocal started
         started += 1
         if started == 9:  # in the third fold
             raise Killed
 
-    def train(folder: str) -> tuple[Selector, CrossFit]:
+    def train(folder):
         config = replace(CONFIG, epochs=4, folds=3)
         return train_selector(training, validation, config, tmp_path / folder)
 
@@ -123,7 +122,7 @@ def test_folds_keep_a_prompt_together_and_need_two_prompts():
     assert folds.bincount().tolist() == [20] * 4
     assert all(len(folds[some.prompt == prompt].unique()) == 1 for prompt in some.prompt.unique())
     assert len(prompt_folds(some.prompt, 30).unique()) == 20
-    with pytest.raises(UserError, match=r"one training prompt.*traces.train_prompts"):
+    with refusal(r"one training prompt.*traces.train_prompts"):
         prompt_folds(some.prompt[:1], 4)
 
 
@@ -224,12 +223,12 @@ def test_traces_that_cannot_be_learnt_from_are_named():
         **dict.fromkeys(states, np.zeros((count, 4))),
         "specinfer": np.ones((count, 2, len(TREES))),
     }
-    with pytest.raises(UserError, match=r"no labels for gbv.*traces.verifiers"):
+    with refusal(r"no labels for gbv.*traces.verifiers"):
         roots_from_traces(traces, ["specinfer", "gbv"])
     with pytest.warns(Advice, match="has 40 train roots, fewer than 50"):
         roots_from_traces(traces, ["specinfer"])
     traces["specinfer"][-1, 0, 0] = np.nan
-    with pytest.raises(UserError, match="specinfer holds NaN"):
+    with refusal("specinfer holds NaN"):
         roots_from_traces(traces, ["specinfer"])
 
 
@@ -252,5 +251,5 @@ def test_a_selector_of_another_type_chooses_as_in_float32_and_one_of_another_pai
     assert policies[0].counts == policies[1].counts
     policy = NeuralPolicy(Selector(schema(99, 4)), TABLE)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-    with pytest.raises(UserError, match="hidden sizes"):
+    with refusal("hidden sizes"):
         decoder.generate([1, 2], 8, SamplingSetting(), Rng.seeded(0))
