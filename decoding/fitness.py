@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.files import memory_is_short
+from nde_talf.decoding.common.errors import UserError, first_line, memory_is_short
 from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.attention import OPEN
 from nde_talf.decoding.forward.layer import NotNativeError

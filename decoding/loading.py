@@ -19,8 +19,8 @@ from torch import nn
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
-from nde_talf.decoding.common.errors import Advice, UserError, first_line
-from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
+from nde_talf.decoding.common.errors import Advice, UserError, first_line, memory_is_short
+from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.common.tensors import unsound

@@ -18,10 +18,9 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
-from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.errors import UserError, first_line, memory_is_short
 from nde_talf.decoding.common.files import (
     content_digest,
-    memory_is_short,
     remove,
     unreadable,
     write_atomically,

@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.decoding.common.errors import UserError, masked
-from nde_talf.decoding.common.files import DISK, disk_error, lacks_memory, memory_is_short
+from nde_talf.decoding.common.errors import UserError, lacks_memory, masked, memory_is_short
+from nde_talf.decoding.common.files import DISK, disk_error
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import keys, local, shown, validated
 from nde_talf.pipelines.output import steady

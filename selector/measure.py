@@ -22,8 +22,7 @@ import torch
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import lacks_memory
+from nde_talf.decoding.common.errors import UserError, lacks_memory
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import asynchronous, synchronised

@@ -4,6 +4,7 @@ A `UserError` means "you can fix this". Its message is one paragraph that names 
 and says what to do. The command lines print it without a traceback and exit with status 1.
 """
 
+import errno
 import re
 
 _SECRETS = (
@@ -12,6 +13,20 @@ _SECRETS = (
     (re.compile(r"(?i)([?&][^=&\s]*(?:key|password|secret|signature|token)=)[^&\s'\"]+"), r"\1***"),
 )
 """User and password of an address, tokens of the hub, and an address's parameters that sign it."""
+_SHORT = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "failed to allocate",
+    "bad_alloc",
+    "_status_alloc_failed",  # of CUDA's libraries, which allocate by themselves
+    "can't start new thread",  # its stack finds no memory
+)
+_SHORT_ONEDNN = re.compile(
+    "could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)"
+)
+"""Messages of oneDNN about a failed allocation, and no others."""
 
 
 def masked(text: str) -> str:
@@ -24,6 +39,20 @@ def masked(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def memory_is_short(error: BaseException | None) -> bool:
+    """Return True if an error, or what caused it, was a lack of memory."""
+    return error is not None and (
+        lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__)
+    )
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return True if the error itself is a lack of memory; libraries word it differently."""
+    short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    words = str(error).lower()
+    return short or bool(_SHORT_ONEDNN.search(words)) or any(each in words for each in _SHORT)
 
 
 class UserError(Exception):

@@ -19,7 +19,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import UserError, memory_is_short
 from nde_talf.decoding.common.typed import typed
 
 DISK = {
@@ -37,20 +37,6 @@ SEAL = "sha256"
 _TEMPORARY, _OLD = ".tmp", ".tmp.old"
 _MADE = re.compile(r"\.(?P<name>.+)\.[0-9]+-[0-9a-f]{8}\.tmp(?P<old>\.old)?")
 """Names that `_beside` makes, and nobody else."""
-_SHORT = (
-    "cannot allocate memory",
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "failed to allocate",
-    "bad_alloc",
-    "_status_alloc_failed",  # of CUDA's libraries, which allocate by themselves
-    "can't start new thread",  # its stack finds no memory
-)
-_SHORT_ONEDNN = re.compile(
-    "could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)"
-)
-"""Messages of oneDNN about a failed allocation, and no others."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
@@ -258,20 +244,6 @@ def unreadable(path: object, error: BaseException, again: str) -> UserError:
         f"{path}: it cannot be read, or does not hold what it should ({why}). Take a good copy, or"
         f" {again}."
     )
-
-
-def memory_is_short(error: BaseException | None) -> bool:
-    """Return True if an error, or what caused it, was a lack of memory."""
-    return error is not None and (
-        lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__)
-    )
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Return True if the error itself is a lack of memory; libraries word it differently."""
-    short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    words = str(error).lower()
-    return short or bool(_SHORT_ONEDNN.search(words)) or any(each in words for each in _SHORT)
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

@@ -5,8 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.files import lacks_memory
+from nde_talf.decoding.common.errors import UserError, first_line, lacks_memory
 from nde_talf.decoding.common.progress import console
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The plugin that repeats every `generate` of other tests, on four tests and on transformers' own."""
+"""The plugin that repeats every `generate` of other tests, on ten tests and on transformers' own."""
 
 import os
 import subprocess
@@ -11,23 +11,23 @@ from nde_talf import in_transformers
 from tests.nde_talf.repeat_generate import Repeats
 
 ROOT = Path(__file__).parents[2]
-FOUR = Path(__file__).with_name("four_generate_tests.py")
+TEN = Path(__file__).with_name("ten_generate_tests.py")
 CHECKOUT = "TRANSFORMERS_CHECKOUT"
 PLUGINS = ("xdist", "cacheprovider", "faulthandler")
 OPTIONS = ["-q", "-o", "addopts=", *(f"-pno:{name}" for name in PLUGINS)]
 
 
-def repeated(*names):
+def repeated(*names: str) -> tuple[int, Repeats]:
     plugin = Repeats()
-    files = [f"{FOUR}::{name}" for name in names] or [str(FOUR)]
+    files = [f"{TEN}::{name}" for name in names] or [str(TEN)]
     return pytest.main([*OPTIONS, *files], plugins=[plugin]), plugin
 
 
 @pytest.mark.slow
-def test_four_tests_find_equal_texts_and_refusals():
+def test_ten_tests_find_equal_texts_and_refusals():
     status, plugin = repeated()
     assert status == 0 and not plugin.faults
-    assert plugin.counts == {"equal": 9, "refused": 3}
+    assert plugin.counts == {"equal": 27, "refused": 6}
 
 
 def test_another_text_fails_the_test(monkeypatch):

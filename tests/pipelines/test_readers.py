@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from nde_talf import CausalModel, Selector
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.decoding.common.files import memory_is_short, read_json, unreadable
+from nde_talf.decoding.common.errors import memory_is_short
+from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.draft_training.checkpoint import CHECKPOINT, resumable
 from nde_talf.draft_training.export import load_head
