@@ -81,8 +81,14 @@ def _print_sizes(config: Config) -> None:
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
-        size = decimal(count * model.dtype.itemsize)
-        table.add_row(f"{role}: {name}", f"{count:,} parameters, {size}")
+        size, text = model.dtype.itemsize, model.config.get_text_config()
+        given = text.to_dict()
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
+        if heads := given.get("num_attention_heads"):  # Mamba has none
+            keys = given.get("num_key_value_heads") or heads
+            keys *= given.get("head_dim") or text.hidden_size // heads
+            context = decimal(2000 * text.num_hidden_layers * keys * size)
+            table.add_row(f"{role}: 1,000 tokens of context", context)
     if "draft" in models:
         counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
         a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}
@@ -111,7 +117,7 @@ def _print_data(config: Config, whole: bool) -> None:
     )
 
     given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
-    if not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
+    if given and not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
         console.print(
             f"text and prompts: {', '.join(BUILT_IN[source] for source in given)}, which every"
             " machine has. For yours give data=prompts.jsonl"
