@@ -51,7 +51,7 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     for stage in ("latency", "traces", "selector"):
         assert f"{stage}: skipped, as there is no draft model" in printed
     names = methods(folder, "alone")
-    assert names[:2] == [BASELINE, CONTROL] and len(names) == 3 and "TALF head" in names[2]
+    assert names[:2] == [BASELINE, CONTROL] and names[3:] == ["n-gram"] and "TALF head" in names[2]
     assert "stage=traces needs a draft model" in refused(folder, *alone, "stage=traces")
     streamed = ["prompt=def f", "run=alone", "new_tokens=8"]
     streamed.append(f"paths.checkpoints={folder}/checkpoints")
@@ -95,7 +95,7 @@ def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     alone = ("run=opt", f"model.target={folder}/opt", *QUICK)
     printed = printed_by(folder, *alone)
     assert "draft: skipped" in printed and "of type opt" in printed
-    assert methods(folder, "opt") == [BASELINE, CONTROL]
+    assert methods(folder, "opt") == [BASELINE, CONTROL, "n-gram"]
     told = refused(folder, *alone, "stage=draft")
     assert (
         "no draft head can be built for a model of type opt" in told
