@@ -177,12 +177,21 @@ class Pair:
         self._check(PROMPTS)
         path = self.folder / PROMPTS
         with reading(path, FORMAT.again):
-            return [typed(json.loads(line), Prompt) for line in path.read_bytes().splitlines()]
+            lines = path.read_bytes().splitlines()
+            prompts: list[Prompt] = [typed(json.loads(line), Prompt) for line in lines]
+            if not all(p.tokens and min(p.tokens) >= 0 for p in prompts):
+                raise ValueError("a prompt has no tokens, or negative ones")
+            if not {p.split for p in prompts} <= {"trace", "test"}:
+                raise ValueError("a split is not trace or test")
+        return prompts
 
     def rows(self, name: str) -> Tensor:
         """Read packed text, [rows, length] token ids; name is "train" or "held_out"."""
         self._check(ROWS)
-        return read_tensors(self.folder / ROWS, FORMAT.again)[name].long()
+        rows = read_tensors(self.folder / ROWS, FORMAT.again)[name].long()
+        if rows.numel() and rows.min() < 0:
+            raise UserError(f"{self.folder / ROWS}: {name} holds negative tokens: {FORMAT.again}.")
+        return rows
 
     @property
     def _index(self) -> Path:
