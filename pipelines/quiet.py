@@ -34,7 +34,9 @@ def quiet() -> None:
     warnings.filterwarnings("error", message="mkldnn.* failed, switching to")
 
 
-def _show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+def show_warning(
+    message: Warning | str, category: type[Warning], *where: Any, **options: Any
+) -> None:
     """Print advice as one line, other warnings as Python does."""
     if issubclass(category, Advice):
         console.print(f"! {message}", soft_wrap=True)
@@ -42,4 +44,4 @@ def _show(message: Warning | str, category: type[Warning], *where: Any, **option
         _standard(message, category, *where, **options)
 
 
-_standard, warnings.showwarning = warnings.showwarning, _show
+_standard, warnings.showwarning = warnings.showwarning, show_warning

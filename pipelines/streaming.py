@@ -85,7 +85,8 @@ def stream(config: GenerateConfig, run: Run) -> None:
     stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
     console.print(Styled(text, style="dim"), end="")
     for block in stream:
-        for i, piece in enumerate(pieces(tokenizer, tokens, block.tokens)):
+        said = [token for token in block.tokens if token not in stop]
+        for i, piece in enumerate(pieces(tokenizer, tokens, said)):
             style = "green" if i < block.accepted else "bold yellow"
             console.print(Styled(piece, style=style), end="", soft_wrap=True)
         tokens = [*tokens, *block.tokens]
@@ -104,7 +105,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
 def prompt_of(
     config: GenerateConfig, run: Run, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[int]]:
-    """Return the text to continue, and its token ids in the chat template if there is one.
+    """Return the text to show, and the token ids to continue: in the chat template if there is one.
 
     A held-out prompt of the run is as it is evaluated: in a template already, or in none.
     """
@@ -116,7 +117,7 @@ def prompt_of(
     if config.chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         chat = ChatTemplate(tokenizer, "prompt").render(turn, add_generation_prompt=True)
-        return text, tokenizer(chat, add_special_tokens=False)["input_ids"]
+        return f"{text}\n", tokenizer(chat, add_special_tokens=False)["input_ids"]
     return text, tokenizer(text)["input_ids"]
 
 

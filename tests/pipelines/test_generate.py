@@ -2,16 +2,21 @@
 be used.
 """
 
+import json
+import shutil
+
 import pytest
 
+from nde_talf import Rng
 from nde_talf.data.text.templates import load_tokenizer
+from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.finished import NoRun, Run
 from nde_talf.pipelines.generate import GenerateConfig, TargetConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.pipelines.streaming import make_decoder, prompt_of
+from nde_talf.pipelines.streaming import make_decoder, prompt_of, stream
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -43,3 +48,20 @@ def test_a_model_without_a_run_is_decoded_by_n_grams():
     config = GenerateConfig(prompt="x", model=TargetConfig(target=where))
     assert make_decoder(config, NoRun(where), None).policy.trees == "top_k"
     assert config.drafter == "ngram"
+
+
+def test_an_answer_begins_on_a_line_of_its_own_and_its_end_is_not_shown(tmp_path, capsys):
+    where = tmp_path / "target"
+    shutil.copytree(Run("small", "").pair.where("target"), where)
+    (where / CHECKSUMS).unlink(missing_ok=True)
+    tokenizer = load_tokenizer(str(where))
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn.content }}:{% endfor %}"
+    tokenizer.save_pretrained(where)
+    config = GenerateConfig(prompt="def f(x)", temperature=0.0, new_tokens=6)
+    decoder = make_decoder(config, NoRun(str(where)), None)
+    prompt = tokenizer("def f(x):")["input_ids"]
+    *said, end = decoder.generate(prompt, 6, config.setting, Rng.seeded(0)).tokens
+    assert end not in said
+    (where / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, end]}))
+    stream(config, NoRun(str(where)))
+    assert capsys.readouterr().out.startswith(f"def f(x)\n{tokenizer.decode(said)}\n\nngram;")

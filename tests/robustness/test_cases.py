@@ -22,7 +22,7 @@ import nde_talf.pipelines.run
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
 from nde_talf.pipelines.finished import COMMAND
-from nde_talf.pipelines.quiet import _show, quiet
+from nde_talf.pipelines.quiet import quiet, show_warning
 from tests import ROOT
 from tests.evaluation.example import everything
 from tests.pipelines import micro
@@ -81,7 +81,7 @@ def spelt_out(argument):
 
 def command(case, runs, corpus, files):
     """Run a command line in this process; corpus: the folder of the text of `runs`."""
-    warnings.showwarning = _show  # pytest has its own
+    warnings.showwarning = show_warning  # pytest has its own
     arguments = [spelt_out(argument).replace("FILES", str(files)) for argument in case["arguments"]]
     if "run=chats" in arguments or (case["command"] == "run" and "change" in case):
         arguments = [*micro.command(corpus)[3:-1], *arguments]  # its settings but paths.checkpoints
