@@ -1,26 +1,19 @@
-"""The draft vocabulary: tokens that a head can draft, and whether to have one.
+"""The draft vocabulary: the tokens that a head can draft.
 
 A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be
 added to an index in it for the id there; t2d [V] (bool): which ids are in it.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.benchmark import Timer
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.model import CausalModel
 
 COVERED = 0.98
 """Share of the text that a draft vocabulary covers where nothing else is asked for."""
 SMALL = 8192
 """Of fewer tokens none is left out unasked: a level gains little, and a timing would decide it."""
-LEVELS, REPEATS = 4, 5
 
 
 def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | None:
@@ -29,8 +22,9 @@ def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | N
     Tokens of `rows` whose prediction counts are counted; of equally frequent ids the lower one is
     taken.
 
-    size: how many ids, or below 1 the share of text like `rows` that the fewest cover, None if none
-    do. Of such text as much is new as comes up once in `rows` (Good and Turing).
+    size: the number of ids. Below 1: the share of new text that the fewest ids shall cover; None if
+    that takes all. The share of tokens seen once in `rows` estimates how much of new text is unseen
+    (Good-Turing).
 
     Raises UserError for a number that is not below `vocab_size`.
     """
@@ -47,32 +41,6 @@ def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | N
             " all."
         )
     return ids[: int(size)].sort().values
-
-
-def pays(target: CausalModel, vocabulary: Tensor, share: float) -> bool:
-    """Tell whether reading out `vocabulary` alone makes a step cheaper, by timing it here.
-
-    A step is a pass of the target and `LEVELS` drafted ones. With a `share` of the tokens, it
-    commits about 1 - share² fewer.
-    """
-    one = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-    rows = target.readout.weight.detach()[vocabulary.to(target.device)]
-
-    def seconds(run: Callable[[], Tensor]) -> float:
-        threads = torch.get_num_threads()
-        timer = Timer("run().softmax(-1)", globals={"run": run}, num_threads=threads)
-        return timer.timeit(REPEATS).median
-
-    with torch.inference_mode():
-        hidden = target.hidden(one, one, None, None)
-        step = seconds(lambda: target.logits(target.hidden(one, one, None, None)))
-        whole = seconds(lambda: target.logits(hidden))
-        some = seconds(lambda: F.linear(hidden, rows))
-    console.print(
-        f"reading out {len(rows)} of {target.vocab_size} tokens takes {1e3 * some:.2f} ms, all"
-        f" {1e3 * whole:.2f} ms, a step of plain decoding {1e3 * step:.2f} ms"
-    )
-    return step + LEVELS * some < share**2 * (step + LEVELS * whole)
 
 
 def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:

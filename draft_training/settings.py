@@ -214,8 +214,8 @@ class HeadConfig(TrainingConfig):
     `norm_before_residual`: what attention is added to is normed too.
     """
     draft_vocab: Annotated[str | int | float | None, AfterValidator(_some_tokens)] = "auto"
-    """How many tokens the head can draft: those that are most frequent in the training rows
-    (EAGLE-3's code has 32,000), a share of the text that they cover, or None: all.
+    """Tokens that the head can draft, the most frequent of the training rows: their number
+    (EAGLE-3's code has 32,000), or the share of the text that they cover. None: all.
 
     auto: 0.98, where the time that this saves a step, as measured when the training begins, is more
     than it costs in accepted tokens; else all, and of targets with less than 8,192 tokens. A warm

@@ -30,7 +30,6 @@ from nde_talf.draft_training.draft_vocab import (
     SMALL,
     fraction_inside,
     frequent_tokens,
-    pays,
 )
 from nde_talf.draft_training.eagle3 import Eagle3Head
 from nde_talf.draft_training.export import load_head
@@ -38,6 +37,7 @@ from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.precision import cast_once
 from nde_talf.draft_training.processes import LocalProcesses
+from nde_talf.draft_training.readout_timing import pays
 from nde_talf.draft_training.settings import FAMILY, EagleLoss, HeadConfig
 from nde_talf.draft_training.target_trees import (
     TargetTrees,

@@ -24,7 +24,7 @@ T = TypeVar("T")
 OPENING = 32
 """Tokens of a text that the target continues for its draft."""
 FIRST, LEAST = 50, 0.02
-"""Samples after which it is looked at how many can be used, and the share that has to be."""
+"""Samples after which the usable ones are counted, and the least share of them."""
 
 
 def continued(

@@ -1,8 +1,8 @@
 """Dialogues: rows of a data set as conversations between a person and an assistant.
 
 This module reads ShareGPT rows ("conversations"), chat rows ("messages"), lists of questions
-("turns") and, with templates, sets of instructions. It knows roles and texts, but no tokenizers,
-chat templates or models.
+("turns") and, with templates, sets of instructions. It depends on no tokenizer, chat template or
+model.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""A batch of texts sampled together: prefilled one by one, without rows of ended texts.
+"""Sample a batch of texts, prefilled one by one, without rows of ended texts.
 
-Prompts are prefilled without padding, and what a prompt has in common with the one before, such as
-a system turn or all of it, is not run again. In the batch they end at the same slot. A text that
-ends leaves the batch, and the last row takes its place.
+Prompts are prefilled without padding. A prefix shared with the previous prompt, such as a system
+turn, is not run again. In the batch all prompts end at the same slot. When a text ends, its row is
+removed, and the last row takes its place.
 """
 
 import math

@@ -14,13 +14,13 @@ from nde_talf.draft_training.draft_vocab import (
     fraction_inside,
     frequent_tokens,
     layout_of,
-    pays,
     vocabulary_in,
 )
 from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.export import load_head, save_head
 from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss
 from nde_talf.draft_training.published import FILES
+from nde_talf.draft_training.readout_timing import pays
 from nde_talf.draft_training.settings import NORMS, HeadConfig, TalfLoss
 from nde_talf.draft_training.target_trees import target_features
 from nde_talf.draft_training.train_head import build_head, fit_head
