@@ -26,7 +26,7 @@ from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ng
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.in_vllm import KEY, Options, for_vllm
+from nde_talf.integrations.vllm import KEY, Options, for_vllm
 from nde_talf.selector.network import Selector
 
 AT_ONCE, DRAFTED, ROOM, ROUNDS = (1, 4, 16), 4, 9, 3

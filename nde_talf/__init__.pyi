@@ -35,9 +35,9 @@ from nde_talf.decoding.tree import DraftTree as DraftTree
 from nde_talf.decoding.verifier import Verifier as Verifier
 from nde_talf.decoding.verifier import verifier as verifier
 from nde_talf.draft_training.head_drafter import EagleDrafter as EagleDrafter
-from nde_talf.in_transformers import Speculation as Speculation
-from nde_talf.in_transformers import speculate as speculate
-from nde_talf.in_vllm import for_vllm as for_vllm
+from nde_talf.integrations.transformers import Speculation as Speculation
+from nde_talf.integrations.transformers import speculate as speculate
+from nde_talf.integrations.vllm import for_vllm as for_vllm
 from nde_talf.pipelines.streaming import open_run as open_run
 from nde_talf.selector.latency import LatencyTable as LatencyTable
 from nde_talf.selector.network import Selector as Selector

@@ -28,7 +28,7 @@ PART = 32
 
 
 class PathLengths:
-    """Chooses how many tokens to draft for each request of a batch: `nde_talf.proposals.Lengths`.
+    """Choose how many tokens to draft for each request of a batch, as vLLM's `Lengths`.
 
     The lengths are the argmax of the selector's logits over its paths, (1, 0, L). Steps are priced
     by the number of nodes, not by Eq. 11, as if all requests of the batch drafted the same number

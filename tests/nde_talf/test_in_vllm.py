@@ -21,7 +21,7 @@ from nde_talf import (
     for_vllm,
 )
 from nde_talf.decoding.common.checksums import write_checksums
-from nde_talf.in_vllm import KEY
+from nde_talf.integrations.vllm import KEY
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process

@@ -27,8 +27,8 @@ from nde_talf import (
 from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.features import scalar_features
 from nde_talf.draft_training.export import save_head
-from nde_talf.in_vllm import KEY, Options, check_version
-from nde_talf.proposals import Proposals
+from nde_talf.integrations.batch_drafting import Proposals
+from nde_talf.integrations.vllm import KEY, Options, check_version
 from nde_talf.selector.chains import PathLengths, at_batch
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -95,7 +95,7 @@ def test_drafts_do_not_depend_on_where_rows_are_and_when_they_return(kind, texts
     from nothing.
     """
     dice, steps, hits = np.random.default_rng(0), 0, 0
-    monkeypatch.setattr("nde_talf.proposals.IDLE", 2)
+    monkeypatch.setattr("nde_talf.integrations.batch_drafting.IDLE", 2)
     proposals = Proposals(drafters()[kind], None, DRAFTED)
     read = [len(prompt) + 1 for prompt in PROMPTS]
     Counted.started.clear()
@@ -234,5 +234,5 @@ def test_what_cannot_draft_is_refused(tmp_path, selector):
     with refusal("tokens=0"):
         for_vllm("ngram", tokens=0)
     asked = for_vllm("ngram", tokens=5)
-    assert asked["speculative_config"]["model"] == "nde_talf.in_vllm.Proposer"
+    assert asked["speculative_config"]["model"] == "nde_talf.integrations.vllm.Proposer"
     assert Options.read(asked["additional_config"][KEY])

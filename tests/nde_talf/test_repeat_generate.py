@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf import in_transformers
+from nde_talf.integrations import transformers as in_transformers
 from tests.nde_talf.repeat_generate import Repeats
 
 ROOT = Path(__file__).parents[2]

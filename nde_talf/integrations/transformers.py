@@ -40,7 +40,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
 from nde_talf.draft_training.export import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.prepared import (
+from nde_talf.integrations.generate_arguments import (
     Row,
     RowProcess,
     check,

@@ -35,8 +35,8 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.in_transformers import NGRAM, drafter_of, is_head
-from nde_talf.proposals import Lengths, Proposals
+from nde_talf.integrations.batch_drafting import Lengths, Proposals
+from nde_talf.integrations.transformers import NGRAM, drafter_of, is_head
 from nde_talf.selector.chains import LONGEST_PATH, PathLengths
 from nde_talf.selector.network import Selector
 

@@ -1,0 +1,1 @@
+"""What plugs into other engines: `generate` of transformers, and vLLM."""
