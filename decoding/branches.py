@@ -9,35 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.fitness import (
-    FAULTS,
-    HALF,
-    SAME,
-    allowed,
-    cause,
-    check_readout,
-    tree_difference,
-)
-from nde_talf.decoding.forward.original import FULL, TransformersForward, layer_kinds, optional
+from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.forward.windows import Window
 from nde_talf.decoding.session import Forward, TreeSession
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.forward.windows import Window
-    from nde_talf.decoding.model import CausalModel
-
-# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
-_ROUNDING, _AS_EXACT = 1e-5, 4
-"""Difference of logits that any chunk may have, and how many times that of single tokens."""
 _AGAIN = 16
 """Rows of accepted tokens that are run again in front of a tree, before a pass of their own."""
 
@@ -220,102 +203,3 @@ class BranchSession(TreeSession):
             ],
             1,
         )
-
-
-def choose_form(model: CausalModel, reason: str) -> str:
-    """Set how trees are scored by transformers' passes, and return that in words.
-
-    Args:
-        model: its weights are tried.
-        reason: why it has no native passes; empty: nobody asked for them.
-    """
-    if maskless := _maskless(model) or _mask_fault(model):
-        return _by_branches(model, maskless)
-    return f"transformers' (no native one: {reason})" if reason else "transformers'"
-
-
-def _maskless(model: CausalModel) -> str | None:
-    """Tell why a transformers model cannot run several branches in one pass; None if it may.
-
-    Only its configuration is read.
-    """
-    config, kinds = model.config, layer_kinds(model.config)
-    if optional(model.module, "_is_stateful", False) or kinds & {
-        "linear_attention",
-        "conv",
-        "hybrid",
-        "hybrid_sliding",
-        "recurrent",
-    }:
-        return "it keeps a recurrent state, which follows one sequence"
-    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
-        return (
-            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
-            " rows see"
-        )
-    if "local" in optional(config, "attention_layers", ()):
-        return (
-            "its local layers count slots of the cache, not positions, which a tree's rows would"
-            " shift"
-        )
-    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
-    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
-        return (
-            f"its attention is {attention}, which takes no mask of one row a token (load it with"
-            " attn_implementation='sdpa')"
-        )
-    return None
-
-
-def _mask_fault(model: CausalModel) -> str | None:
-    """Tell why one pass of transformers' cannot hold a tree; None if it can."""
-    try:
-        check_readout(model)
-        difference = tree_difference(model)
-    except FAULTS as error:
-        return f"its attention does not take a mask of one row a token ({cause(model, error)})"
-    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
-        return None
-    return (
-        f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
-        " alone, as a fraction of the largest: its attention does not follow the mask and the"
-        " positions that it is given"
-    )
-
-
-def _by_branches(model: CausalModel, maskless: str) -> str:
-    """Let trees be scored branch by branch; return that in words.
-
-    Chunks of tokens are as exact as tokens one by one, or these are taken.
-
-    Raises:
-        UserError: neither gives the logits of plain passes.
-    """
-    model.original = BranchForward(model.body)
-    differences, fault = {}, ""
-    for form in ("tokens", "branches"):
-        model.form = form
-        try:
-            check_readout(model)
-            differences[form] = tree_difference(model)
-        except FAULTS as error:
-            fault = f"it failed ({cause(model, error)})"
-    if selected := optional(model.config, "index_topk"):
-        # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
-        model.max_context = min(model.max_context, selected)
-    bound = allowed(model, SAME.get(model.dtype, HALF))
-    one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
-    if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
-        return f"transformers', a tree as a batch of its branches ({maskless})"
-    if one <= bound:
-        model.form = "tokens"
-        return (
-            f"transformers', a tree as a batch of its branches, token by token ({maskless}; passes"
-            f" over several tokens are off by {chunk:.1g} of the largest logit): no draft pays"
-        )
-    fault = fault or f"its logits are off by {min(one, chunk):.1g} of the largest"
-    raise UserError(
-        f"{model.name}: {maskless}, so one pass cannot hold a tree; and branch by branch {fault}."
-        " Choose another model."
-    )

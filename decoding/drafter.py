@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.processing import Processed
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import Shapes, TreeSession
 from nde_talf.decoding.setting import feature_setting
 from nde_talf.decoding.tree import Accepted, DraftTree
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.processing import Processed
 
 
 class DraftPoint:
@@ -54,7 +52,7 @@ class Drafter:
     Attributes:
         max_context: of its model.
         feature_layers: layers of the target whose features it gets, concatenated
-            (`CausalModel.reader`); none: the features after the final norm.
+            (`Model.reader`); none: the features after the final norm.
         takes_features: False: it looks at no features, and `advance` gets any.
         model: that it runs, for checks of its `device` and of a policy that was trained for one;
             None: it runs none.
@@ -223,7 +221,7 @@ class LMDrafter(SessionDrafter):
     takes_features = False
 
     @checked
-    def __init__(self, model: CausalModel, static: Shapes | None = None):
+    def __init__(self, model: Model, static: Shapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
         session = partial(model.session, static=static)
         super().__init__(session, model.logits, model.max_context, static)

@@ -3,29 +3,32 @@
 Before a native forward is used, its logits are compared with transformers'.
 """
 
-import math
 from copy import copy, deepcopy
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from nde_talf.decoding.base_model import Model
+from nde_talf.decoding.branches import BranchForward
 from nde_talf.decoding.common.errors import UserError, first_line, memory_is_short
-from nde_talf.decoding.forward import layer
+from nde_talf.decoding.common.tensors import LARGEST
+from nde_talf.decoding.configuration import body_of
+from nde_talf.decoding.forward import fused_weights
 from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.layer import NotNativeError
-from nde_talf.decoding.forward.original import WINDOW_KEYS, optional, windows
+from nde_talf.decoding.forward.fastest import fastest
+from nde_talf.decoding.forward.fused_weights import NotNativeError
+from nde_talf.decoding.forward.native import NativeForward
+from nde_talf.decoding.forward.original import FULL, WINDOW_KEYS, layer_kinds, optional, windows
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
-    from nde_talf.decoding.forward.native import NativeForward
-    from nde_talf.decoding.model import CausalModel
-
 HALF = 0.05
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""Largest difference of logits by rounding, as a fraction of the largest one, by dtype."""
+_ROUNDING, _AS_EXACT = 1e-5, 4
+"""Difference of logits that any chunk may have, and how many times that of single tokens."""
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
@@ -33,8 +36,6 @@ _NOISE, _AT_MOST = 3, 4
 """How many times the difference between transformers' own passes logits may differ, and how many
 times the bound without it: beyond, a fault would pass for rounding.
 """
-LARGEST = 1e9
-"""Magnitude beyond which no number of a trained model lies."""
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
 FAULTS = (
@@ -50,19 +51,14 @@ _STRETCHES = (1 / 2, 1 / 3, 2 / 3, 1 / 4, 3 / 4)
 At its ends are special and unused tokens and bytes, which are often untrained: on them rounding
 grows until passes that are equal differ by as much as wrong ones.
 """
-_SLOTS = 1024  # of trees in flight, beyond the text
 
 
 _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
 
 
-_FACTORS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
-_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
-
-
 @torch.no_grad()
-def choose_forward(model: "CausalModel", asked: str) -> str:
+def choose_forward(model: Model, asked: str) -> str:
     """Set `model.native` if it is asked for and its logits agree with transformers'.
 
     If it is not used, transformers' forward pass is checked. Returns which forward pass it is, and
@@ -102,12 +98,10 @@ def choose_forward(model: "CausalModel", asked: str) -> str:
             f"{model.name}: model.forward=native is not possible: {reason}. Set"
             " model.forward=auto, which takes transformers' forward pass for such a model."
         )
-    from nde_talf.decoding.branches import choose_form
-
     return choose_form(model, reason)
 
 
-def native_forward(model: "CausalModel", way: str | None = None) -> "NativeForward":
+def native_forward(model: Model, way: str | None = None) -> NativeForward:
     """Make the native forward of a model's family. Raises NotNativeError where there is none.
 
     way: of multiplying large matrices; None: the one that `model.products` asks for.
@@ -116,15 +110,15 @@ def native_forward(model: "CausalModel", way: str | None = None) -> "NativeForwa
         raise NotNativeError(reason)
     if way is None:
         way = "plain"
-        if max(weight.numel() for weight in model.module.parameters()) >= layer.LEAST:
-            from nde_talf.decoding.forward.fastest import fastest
-
+        if max(weight.numel() for weight in model.module.parameters()) >= fused_weights.LEAST:
             way = fastest(model.module, model.products, model.packs)
-    native: NativeForward = FAMILIES[model.config.model_type](model, way)
+    native: NativeForward = FAMILIES[model.config.model_type](
+        model.body, model.lm_head, model.config, way, model.owned
+    )
     return native
 
 
-def _foreign(model: "CausalModel") -> str | None:
+def _foreign(model: Model) -> str | None:
     """Tell why a model has no native pass, as far as its configuration shows; None if it may."""
     config = model.config
     if config.model_type not in FAMILIES:
@@ -143,7 +137,7 @@ def _foreign(model: "CausalModel") -> str | None:
     return None
 
 
-def cause(model: "CausalModel", error: Exception) -> str:
+def cause(model: Model, error: Exception) -> str:
     """Return an error of a pass in words; raises UserError where memory is short."""
     if memory_is_short(error):
         raise UserError(
@@ -153,12 +147,12 @@ def cause(model: "CausalModel", error: Exception) -> str:
     return first_line(error)
 
 
-def allowed(model: "CausalModel", least: float) -> float:
+def allowed(model: Model, least: float) -> float:
     """Return the difference from transformers' logits, at least `least`, that rounding explains."""
     return min(max(least, _NOISE * model.noise), _AT_MOST * least)
 
 
-def _probe(model: "CausalModel") -> tuple[list[int], float]:
+def _probe(model: Model) -> tuple[list[int], float]:
     """Choose the tokens of checks, and measure how far transformers' own passes over them differ.
 
     One pass is compared with one over their first half and then token by token, and sdpa with eager
@@ -187,7 +181,7 @@ def _probe(model: "CausalModel") -> tuple[list[int], float]:
     return probe, noise
 
 
-def _own_difference(model: "CausalModel", tokens: list[int]) -> float:
+def _own_difference(model: Model, tokens: list[int]) -> float:
     whole = _plain(model, tokens)
     memory, parts = dict[str, Any](), []
     for part in torch.tensor([tokens], device=model.device).split([4, 1, 1, 1, 1], 1):
@@ -200,13 +194,13 @@ def _own_difference(model: "CausalModel", tokens: list[int]) -> float:
     return max(_apart(_middle(other), _middle(whole)) for other in others)
 
 
-def _plain(model: "CausalModel", tokens: list[int], **options: Any) -> Tensor:
+def _plain(model: Model, tokens: list[int], **options: Any) -> Tensor:
     """Return the logits of transformers' own pass over a text."""
     ids = torch.tensor([tokens], device=model.device)
     return model.module(input_ids=ids, use_cache=False, **options).logits
 
 
-def check_readout(model: "CausalModel") -> None:
+def check_readout(model: Model) -> None:
     """Raise UserError where logits are not those of the readout."""
     head = _head_difference(model)
     if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
@@ -219,7 +213,7 @@ def check_readout(model: "CausalModel") -> None:
         )
 
 
-def _head_difference(model: "CausalModel") -> float:
+def _head_difference(model: Model) -> float:
     """Return the difference between the module's logits and those of `hidden` and `logits`.
 
     It is the largest difference, divided by the largest logit.
@@ -237,7 +231,7 @@ def _head_difference(model: "CausalModel") -> float:
     return _apart(model.logits(model.hidden(tokens, positions, None, None)), full)
 
 
-def tree_difference(model: "CausalModel") -> float:
+def tree_difference(model: Model) -> float:
     """Return the difference between two branches in one pass and each alone in transformers'.
 
     The branches follow a prefix; windows of 3 tokens are included. For native passes on a GPU the
@@ -268,7 +262,7 @@ def tree_difference(model: "CausalModel") -> float:
     return _apart(_middle(ours), _middle(alone))
 
 
-def _configured(model: "CausalModel", changes: dict[str, Any]) -> "CausalModel":
+def _configured(model: Model, changes: dict[str, Any]) -> Model:
     """Copy a model, with changes of its configuration, on the same weights.
 
     Its modules and configurations are copied too, since other threads may be using the user's.
@@ -285,7 +279,7 @@ def _configured(model: "CausalModel", changes: dict[str, Any]) -> "CausalModel":
     return other
 
 
-def _far_difference(model: "CausalModel") -> float:
+def _far_difference(model: Model) -> float:
     """Return the difference between `hidden` and transformers' pass at far positions.
 
     The far rows look back at the first ones.
@@ -311,54 +305,100 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
-def longest_context(config: "PretrainedConfig") -> int:
-    """Return the number of positions at which logits depend only on the tokens before.
+def choose_form(model: Model, reason: str) -> str:
+    """Set how trees are scored by transformers' passes, and return that in words.
 
-    At later positions they would depend on the pass too.
+    Args:
+        model: its weights are tried.
+        reason: why it has no native passes; empty: nobody asked for them.
     """
-    context: int = optional(config, "max_position_embeddings", 1 << 30)
-    rope = optional(config, "rope_parameters") or {}
-    if (
-        rope.get("rope_type") == "longrope"
-    ):  # all angles of a pass change once it reaches beyond these positions
-        context = min(context, rope["original_max_position_embeddings"])
-    if (
-        config.model_type == "llama4_text" and config.attn_temperature_tuning
-    ):  # from here on it counts slots, not positions
-        context = min(context, config.floor_scale - _SLOTS)
-    return context
+    if maskless := _maskless(model) or _mask_fault(model):
+        return _by_branches(model, maskless)
+    return f"transformers' (no native one: {reason})" if reason else "transformers'"
 
 
-def forget_sampling_advice(module: "PreTrainedModel") -> None:
-    """Drop the advice of a model's generation_config.json except its special tokens.
+def _maskless(model: Model) -> str | None:
+    """Tell why a transformers model cannot run several branches in one pass; None if it may.
 
-    The advice is about temperature, repetition penalty, min-p and the like. Sampling here follows
-    the setting asked for, and nothing else.
+    Only its configuration is read.
     """
-    from transformers import GenerationConfig
+    config, kinds = model.config, layer_kinds(model.config)
+    if optional(model.module, "_is_stateful", False) or kinds & {
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "hybrid_sliding",
+        "recurrent",
+    }:
+        return "it keeps a recurrent state, which follows one sequence"
+    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
+        return (
+            f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's"
+            " rows see"
+        )
+    if "local" in optional(config, "attention_layers", ()):
+        return (
+            "its local layers count slots of the cache, not positions, which a tree's rows would"
+            " shift"
+        )
+    if optional(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
+    if (attention := optional(config, "_attn_implementation")) not in (None, "sdpa", "eager"):
+        return (
+            f"its attention is {attention}, which takes no mask of one row a token (load it with"
+            " attn_implementation='sdpa')"
+        )
+    return None
 
-    advice = module.generation_config
-    kept = {
-        name: getattr(advice, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    module.generation_config = GenerationConfig(**kept)
 
-
-def scale_and_cap(config: "PretrainedConfig") -> tuple[float, float | None]:
-    """A `Readout`'s scale and cap, as a model's text configuration says."""
-    factors, divisors = (
-        math.prod(optional(config, name) or 1.0 for name in names)
-        for names in (_FACTORS, _DIVISORS)
+def _mask_fault(model: Model) -> str | None:
+    """Tell why one pass of transformers' cannot hold a tree; None if it can."""
+    try:
+        check_readout(model)
+        difference = tree_difference(model)
+    except FAULTS as error:
+        return f"its attention does not take a mask of one row a token ({cause(model, error)})"
+    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
+        return None
+    return (
+        f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
+        " alone, as a fraction of the largest: its attention does not follow the mask and the"
+        " positions that it is given"
     )
-    # The logits_scaling of HyperCLOVA X is a factor.
-    scale = factors * divisors if config.model_type == "hyperclovax" else factors / divisors
-    return scale, optional(config, "final_logit_softcapping")
 
 
-def body_of(model: "PreTrainedModel") -> nn.Module:
-    """Return the module that makes hidden states of tokens.
+def _by_branches(model: Model, maskless: str) -> str:
+    """Let trees be scored branch by branch; return that in words.
 
-    In a model with a part for images, say, it is the part that reads text.
+    Chunks of tokens are as exact as tokens one by one, or these are taken.
+
+    Raises:
+        UserError: neither gives the logits of plain passes.
     """
-    body = cast("nn.Module", model.get_decoder())
-    return cast("nn.Module", body.model) if body is model else body
+    model.original = BranchForward(model.body)
+    differences, fault = {}, ""
+    for form in ("tokens", "branches"):
+        model.form = form
+        try:
+            check_readout(model)
+            differences[form] = tree_difference(model)
+        except FAULTS as error:
+            fault = f"it failed ({cause(model, error)})"
+    if selected := optional(model.config, "index_topk"):
+        # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
+        model.max_context = min(model.max_context, selected)
+    bound = allowed(model, SAME.get(model.dtype, HALF))
+    one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
+    if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
+        return f"transformers', a tree as a batch of its branches ({maskless})"
+    if one <= bound:
+        model.form = "tokens"
+        return (
+            f"transformers', a tree as a batch of its branches, token by token ({maskless}; passes"
+            f" over several tokens are off by {chunk:.1g} of the largest logit): no draft pays"
+        )
+    fault = fault or f"its logits are off by {min(one, chunk):.1g} of the largest"
+    raise UserError(
+        f"{model.name}: {maskless}, so one pass cannot hold a tree; and branch by branch {fault}."
+        " Choose another model."
+    )

@@ -23,8 +23,7 @@ from nde_talf.decoding.common.errors import Advice, UserError, first_line, memor
 from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import one_of
-from nde_talf.decoding.common.tensors import unsound
-from nde_talf.decoding.fitness import LARGEST
+from nde_talf.decoding.common.tensors import LARGEST, unsound
 from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.names import DTYPES
 

@@ -9,16 +9,17 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
+from nde_talf.decoding.processing import LogitsProcess, Processed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling import Rng, SamplingSetting
@@ -39,11 +40,10 @@ from nde_talf.decoding.steps import (
     checked_prompt,
     record_of,
 )
+from nde_talf.decoding.streams import Generation, Stream, stop_ids
+from nde_talf.decoding.threads import choose_threads
 from nde_talf.decoding.tree import WarpedRows
 from nde_talf.decoding.verifier import Verifier, check_compatible
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.streams import Generation, Stream
 
 
 @checked
@@ -61,7 +61,7 @@ class SpeculativeDecoder:
             policy's trees; while decoding, a tree that is malformed or not of the policy's kind.
     """
 
-    target: CausalModel
+    target: Model
     drafter: Drafter | None
     """None for a policy that drafts nothing."""
     policy: TreePolicy
@@ -98,8 +98,6 @@ class SpeculativeDecoder:
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
         if "OMP_NUM_THREADS" not in os.environ:
-            from nde_talf.decoding.threads import choose_threads
-
             choose_threads(target)
 
     def _check_models(self) -> None:
@@ -120,8 +118,6 @@ class SpeculativeDecoder:
         if self.static:
             self.static.check_layers(target, self._layers)
         if self.process is not None:
-            from nde_talf.decoding.processing import LogitsProcess
-
             instance("process", self.process, LogitsProcess)
 
     def _asked_setting(self) -> SamplingSetting | str:
@@ -137,7 +133,7 @@ class SpeculativeDecoder:
         setting: SamplingSetting,
         rng: Rng,
         stop_tokens: Collection[int] = (),
-    ) -> "Generation":
+    ) -> Generation:
         """Generate `max_new_tokens`, or fewer.
 
         It ends with the first of `stop_tokens`, or when the shorter context, the target's or the
@@ -156,13 +152,11 @@ class SpeculativeDecoder:
         setting: SamplingSetting,
         rng: Rng,
         stop_tokens: Any = (),
-    ) -> "Stream":
+    ) -> Stream:
         """Generate a block at a time; stop_tokens: ids, or one, that end it.
 
         Raises UserError for bad input at once, not at the first block.
         """
-        from nde_talf.decoding.streams import Stream, stop_ids
-
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         stops, slots = stop_ids(stop_tokens), min(max_new_tokens, MOST_SLOTS) + TREE_SLOTS
         steps = self.stream(tokens, setting, rng, len(tokens) + slots, stops)
@@ -211,8 +205,6 @@ class SpeculativeDecoder:
         raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
-            from nde_talf.decoding.processing import Processed
-
             processed = Processed(self.process, [*prompt], stops, len(prompt))
             logits = processed([prompt], raw)
         rows = WarpedRows(logits, setting)

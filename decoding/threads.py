@@ -9,8 +9,8 @@ import os
 
 import torch
 
-from nde_talf.decoding.forward import layer
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.base_model import Model
+from nde_talf.decoding.forward import fused_weights
 
 _first = torch.get_num_threads()
 _chosen = _first
@@ -18,12 +18,12 @@ asked = False
 """True while the number of threads is one that a configuration gives."""
 
 
-def choose_threads(target: CausalModel) -> None:
+def choose_threads(target: Model) -> None:
     """Let torch use one thread for a small target on a CPU, and its own number for others.
 
-    Small means that no matrix of its layers is large (`layer.LARGE`). A number that the user set
-    stays: by OMP_NUM_THREADS, where the decode loop does not call this, by
-    `torch.set_num_threads`, where it is not torch's own, or in a configuration (`asked`).
+    Small means that no matrix of its layers is `LARGE`. A number that the user set stays: by
+    OMP_NUM_THREADS, where the decode loop does not call this, by `torch.set_num_threads`, where it
+    is not torch's own, or in a configuration (`asked`).
     """
     global _chosen
     cores = os.cpu_count() or 1
@@ -35,5 +35,5 @@ def choose_threads(target: CausalModel) -> None:
         return
     vocabulary = (target.vocab_size,)
     layers = (each.numel() for each in target.body.parameters() if each.shape[:1] != vocabulary)
-    _chosen = _first if max(layers, default=0) >= layer.LARGE else 1
+    _chosen = _first if max(layers, default=0) >= fused_weights.LARGE else 1
     torch.set_num_threads(_chosen)

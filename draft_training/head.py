@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.layer import NotNativeError
+from nde_talf.decoding.forward.fused_weights import NotNativeError
 from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.readout import Readout

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, linear
+from nde_talf.decoding.forward.attention import seen_in
+from nde_talf.decoding.forward.fused_weights import FusedPart
+from nde_talf.decoding.forward.layer import DecoderLayer
 from nde_talf.decoding.forward.native import FusedPass
+from nde_talf.decoding.forward.onednn import linear
 from nde_talf.decoding.forward.original import FULL
+from nde_talf.decoding.forward.rotary import RotaryTable
 from nde_talf.decoding.registry import FAMILIES
 
 if TYPE_CHECKING:

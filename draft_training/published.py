@@ -16,9 +16,8 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
-from nde_talf.decoding.common.tensors import read_tensors, unsound
+from nde_talf.decoding.common.tensors import LARGEST, read_tensors, unsound
 from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.fitness import LARGEST
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.draft_vocab import vocabulary_in
 from nde_talf.draft_training.eagle3 import Eagle3Head

@@ -34,6 +34,7 @@ from pydantic import Field
 from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
+from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
 from nde_talf.decoding.drafter import LMDrafter
@@ -277,7 +278,7 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
 
 
 @torch.inference_mode()
-def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> float | None:
+def first_difference(model: Model, prompt: list[int], text: list[int]) -> float | None:
     """Return how far the logit of the first token that is not greedy lies below the largest.
 
     As a fraction of the largest size; None where all tokens are greedy.

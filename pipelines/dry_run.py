@@ -20,8 +20,8 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
-from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig

@@ -15,9 +15,8 @@ from nde_talf.decoding.common.checksums import write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.tensors import read_tensors
+from nde_talf.decoding.common.tensors import LARGEST, read_tensors
 from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.fitness import LARGEST
 from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector, SelectorSchema, selectable
 from nde_talf.selector.roots import INPUT_SCALARS

@@ -1,8 +1,13 @@
-"""The rooms of the library: what may import what, and no circle among modules."""
+"""The rooms of the library: what may import what, no circle among modules, a short loop.
+
+`python -m tests.test_rooms` prints the modules that the decode loop reaches, with their sizes.
+"""
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +24,16 @@ MAY_IMPORT = {
     "nde_talf": ("decoding", "data", "selector", "draft_training", "evaluation", "pipelines"),
 }
 """pipelines -> evaluation -> {selector, draft_training} -> data -> decoding."""
+
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.ENCODING,
+}
 
 
 def name(path: Path) -> str:
@@ -54,30 +69,20 @@ def imported(node: ast.AST) -> Iterator[str]:
     yield from (name for name in names if name.split(".")[0] == "nde_talf")
 
 
+@cache
 def imports(module: str) -> set[str]:
-    """Everything of the project that a module imports, wherever in it."""
-    return {
-        name for node in ast.walk(ast.parse(FILES[module].read_text())) for name in imported(node)
-    }
+    """Everything of the project that a module imports: in functions and for type checkers too."""
+    nodes = ast.walk(ast.parse(FILES[module].read_text()))
+    return {name for node in nodes for name in imported(node)} - {module}
 
 
-def imports_at_once(module: str) -> set[str]:
-    """What a module imports while it is imported itself: not in functions, and not for type
-    checkers alone.
-    """
-    modules: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        modules.update(imported(node))
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(FILES[module].read_text()))
-    return modules - {module}
+def reached(module: str, seen: set[str]) -> set[str]:
+    """Add to `seen` the modules that `module` imports, and that these import."""
+    for name in imports(module) & FILES.keys():
+        if name not in seen:
+            seen.add(name)
+            reached(name, seen)
+    return seen
 
 
 @pytest.mark.slow
@@ -108,15 +113,32 @@ def test_decoding_common_imports_nothing_else_of_the_project():
 
 @pytest.mark.slow
 def test_no_module_imports_itself_through_others():
-    graph = {module: imports_at_once(module) for module in FILES}
-    done: set[str] = set()
+    assert not [module for module in FILES if module in reached(module, set())]
 
-    def follow(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, " -> ".join((*path[path.index(module) :], module))
-        if module not in done:
-            for name in sorted(graph.get(module, ())):
-                follow(name, (*path, module))
-            done.add(module)
 
-    for module in graph:
-        follow(module, ())
+def tokens(file: Path) -> int:
+    """Count the tokens of a file but for comments, layout and strings that stand alone."""
+    count, alone = 0, True
+    with file.open("rb") as opened:
+        for token in tokenize.tokenize(opened.readline):
+            count += token.type not in LAYOUT and not (alone and token.type == tokenize.STRING)
+            alone = token.type in LAYOUT
+    return count
+
+
+def modules_of_the_loop() -> dict[str, int]:
+    """The modules that the decode loop reaches, with their tokens; empty packages are no reading."""
+    loop = "nde_talf.decoding.loop"
+    sizes = {name: tokens(FILES[name]) for name in {loop} | reached(loop, set())}
+    return {name: size for name, size in sizes.items() if size}
+
+
+@pytest.mark.slow
+def test_the_loop_is_read_in_an_afternoon():
+    sizes = modules_of_the_loop()
+    assert len(sizes) <= 30 and sum(sizes.values()) <= 25_000
+
+
+if __name__ == "__main__":
+    for name, size in sorted(modules_of_the_loop().items(), key=lambda item: -item[1]):
+        print(f"{size:7,} {name}")

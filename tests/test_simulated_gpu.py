@@ -14,7 +14,7 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.forward import layer, parts
+from nde_talf.decoding.forward import attention, fused_weights
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import HeadModule, build_head
 from tests.data.test_traces import trace
@@ -35,8 +35,8 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: move(module))
-    monkeypatch.setattr(layer, "Tensor", OnGpu)
-    monkeypatch.setattr(parts, "has_flash", lambda *_: False)
+    monkeypatch.setattr(fused_weights, "Tensor", OnGpu)
+    monkeypatch.setattr(attention, "has_flash", lambda *_: False)
     with Simulated():
         yield lambda model: CausalModel(move(model.module))
 

@@ -15,6 +15,7 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
 from nde_talf.data.text.templates import text_ends
+from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
@@ -342,9 +343,7 @@ def test_splits(prompts: list[Prompt], test: int) -> list[str]:
     return ["test" if at in tests else "trace" for at in range(len(prompts))]
 
 
-def check_prompts(
-    prompts: list[Prompt], target: CausalModel, new_tokens: int, context: int
-) -> None:
+def check_prompts(prompts: list[Prompt], target: Model, new_tokens: int, context: int) -> None:
     """Raise UserError for a prompt that does not fit the context or the vocabulary.
 
     It has to leave room for `new_tokens` in a context of `context` tokens.

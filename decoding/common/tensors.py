@@ -14,6 +14,9 @@ from torch import Tensor
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 
+LARGEST = 1e9
+"""Magnitude beyond which no number of a trained model lies."""
+
 
 def read_tensors(path: Path, again: str) -> dict[str, Tensor]:
     """Read all tensors of a safetensors file, on the CPU.

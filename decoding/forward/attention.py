@@ -4,20 +4,17 @@ All rows of a tree see the whole text. So they attend to it without a mask, and 
 the tree under a small one (`nde_talf.decoding.forward.parts`). In a layer with a sliding window
 each row sees the last slots before itself: there the slots that no row sees are left out, and one
 mask is about all others.
-
-Rotary positions stand here too: tables of angles made once, and the rotation.
 """
 
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.forward.windows import Window
-
+from nde_talf.decoding.forward.parts import has_flash, merged
+from nde_talf.decoding.forward.seen import ALIGNED, Seen
+from nde_talf.decoding.forward.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one
@@ -30,34 +27,10 @@ LONE = 64
 torch takes longer for one row than for two: after 2,000 tokens a pass of 16 layers of 8 heads takes
 87 ms, and 52 with the row doubled.
 """
-ALIGNED = 8
-"""Alignment that CUDA's kernels want of a mask's lines and, for flash attention, of heads."""
-
-
-class Seen(NamedTuple):
-    """Slots that the n rows of a pass see in layers of one kind.
-
-    For example, after a text of 5,000 tokens a tree of 5 rows: text = 5000, and the mask has 5
-    columns. After a text of 100 tokens text = 0, and the mask has 105. In a window of 64 tokens the
-    tree's root, at position 100, sees the slots from 37 on: first = 37, and the mask has 68.
-
-    Attributes:
-        first: the first slot that some row sees.
-        text: so many slots are attended to without a mask, on their own.
-        mask: additive, of the slots after both, [B or 1, 1, groups n, slots]; the rows are repeated
-            for each of the `groups` of query heads that share a head of keys, unless they are
-            `alone`. None: all of them are seen, or if `alone`, by each row those up to itself.
-        alone: nothing is cached, as in a prompt, whose mask is larger than its keys.
-    """
-
-    first: int = 0
-    text: int = 0
-    mask: Tensor | None = None
-    alone: bool = False
 
 
 def seen_in(
-    window: "Window | None",
+    window: Window | None,
     mask: Tensor | None,
     rows: Tensor,
     columns: Any,
@@ -144,8 +117,6 @@ def attend(
     if lone := _is_lone(rows, keys, seen):
         rows = rows.repeat(1, 1, 2, 1)
     if seen.text:
-        from nde_talf.decoding.forward.parts import merged
-
         attended = merged(rows, keys, values, seen, scale)
     else:
         if seen.first:
@@ -156,8 +127,6 @@ def attend(
                 rows, keys, values, seen.mask, is_causal=causal, scale=scale
             )
         else:
-            from nde_talf.decoding.forward.gemma import capped
-
             attended = capped(rows, keys, values, seen.mask, scale, cap)
     if lone:
         attended = attended[:, :, :1]
@@ -176,54 +145,21 @@ def _in_two_parts(text: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if a text of so many slots is attended to on its own, without a mask."""
     if text < OPEN_FROM.get(device.type, OPEN):
         return False
-    from nde_talf.decoding.forward.parts import has_flash
-
     return has_flash(device, dtype)
 
 
-_FIRST = 1024
-"""Positions of a new table. It grows in powers of two."""
-Angles = tuple[Tensor, Tensor]
-"""cos, and sin with a minus sign in its first half, [B, n, 1, D]."""
+BLOCK = 512
+"""Rows of scores in memory at once: of a prompt, all are gigabytes."""
 
 
-class RotaryTable:
-    """Angles at positions 0, 1, 2, ...: [positions, 2 D], as transformers computes them in float32.
-
-    Args:
-        module: transformers' rotary module.
-        kind: of the layers, where the module has angles for each.
-        like: a tensor of the states' type and device.
-    """
-
-    def __init__(self, module: Any, kind: str | None, like: Tensor):
-        self.module, self.like = module, like
-        self.kind = () if kind is None else (kind,)
-        self.table, self._lock = like[:0], Lock()
-        self.reach(_FIRST)
-
-    def reach(self, positions: int) -> None:
-        """Make the table longer where it ends before so many positions."""
-        if positions <= len(self.table):
-            return
-        with self._lock:  # threads share the model
-            longer = max(len(self.table), 1 << (positions - 1).bit_length())
-            rows = torch.arange(longer, device=self.like.device)[None]
-            cos, sin = self.module(self.like, rows, *self.kind)
-            half = sin.shape[-1] // 2
-            self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
-
-    def at(self, positions: Tensor) -> Angles:
-        """The angles at `positions` [B, n]."""
-        cos, sin = torch.embedding(self.table, positions).unsqueeze(2).chunk(2, -1)
-        return cos, sin
-
-
-def rotate(states: Tensor, angles: Angles) -> Tensor:
-    """Turn states [B, n, heads, D] in place.
-
-    In each head the pair (x_i, x_{i + D/2}), i < D/2, turns by the angle of i.
-    """
-    cos, sin = angles
-    swapped = states.roll(states.shape[-1] // 2, -1)
-    return states.mul_(cos).addcmul_(swapped, sin)
+def capped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
+    if query.shape[2] > BLOCK and mask is not None:
+        blocks = zip(query.split(BLOCK, 2), mask.split(BLOCK, 2), strict=True)
+        parts = [capped(rows, keys, values, seen, scale, cap) for rows, seen in blocks]
+        return torch.cat(parts, 2)
+    scores = (query @ keys.transpose(-1, -2)).mul_(scale / cap).tanh_().mul_(cap)
+    scores = scores if mask is None else scores.add_(mask)
+    return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values

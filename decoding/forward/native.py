@@ -9,21 +9,21 @@ transformers' before it is used.
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward.attention import RotaryTable, seen_in
-from nde_talf.decoding.forward.layer import DecoderLayer, FusedPart, Norm, NotNativeError, linear
+from nde_talf.decoding.forward.attention import seen_in
+from nde_talf.decoding.forward.fused_weights import FusedPart, NotNativeError
+from nde_talf.decoding.forward.layer import DecoderLayer, Norm
+from nde_talf.decoding.forward.onednn import linear
 from nde_talf.decoding.forward.original import layer_kinds, optional
+from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.forward.windows import Window
 from nde_talf.decoding.registry import family
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.forward.windows import Window
-    from nde_talf.decoding.model import CausalModel
 
 
 class FusedPass:
@@ -124,11 +124,11 @@ class NativeForward(FusedPass):
 
     added = False
 
-    def __init__(self, model: "CausalModel", way: str):
-        self.body, self.config, self.way = cast("Any", model.body), model.config, way
-        self.lm_head = model.lm_head
-        self.product = partial(linear, way=way, moves=model.owned)
-        super().__init__(model.body, self.lm_head)
+    def __init__(self, body: nn.Module, lm_head: nn.Module, config: Any, way: str, owned: bool):
+        self.body: Any = body
+        self.config, self.way, self.lm_head = config, way, lm_head
+        self.product = partial(linear, way=way, moves=owned)
+        super().__init__(body, lm_head)
 
     def _parts(self) -> Sequence[FusedPart]:
         body, config = self.body, self.config
@@ -168,7 +168,7 @@ class NativeForward(FusedPass):
         positions: Tensor,
         mask: Tensor | None,
         cache: KVCache | None,
-        windows: "dict[str, Window | None]",
+        windows: dict[str, Window | None],
         features: Sequence[int] = (),
     ) -> Tensor:
         """Run the model as `CausalModel.hidden` does; return states [B, n, (1 + len(features)) H].

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.layer import LARGE, Linear, plain_linears
+from nde_talf.decoding.forward.fused_weights import LARGE, LEAST, Apart, Linear, plain_linears
 
 if torch.backends.mkldnn.is_available():  # else torch has none of its operators
     _multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -105,3 +105,18 @@ def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             products.append(_multiply(padded, weight, bias, "none", [], "")[: len(block)])
         together = products[0] if len(products) == 1 else torch.cat(products)
     return together if states.dim() == 2 else together.view(*states.shape[:-1], -1)
+
+
+def linear(parts: Sequence[nn.Module], way: str = "plain", moves: bool = True) -> Linear | Apart:
+    """Make the product for linear layers, in one of the ways above.
+
+    moves: weights may be moved in memory, side by side.
+    """
+    if not moves and len(parts) > 1:
+        return Apart([linear([part], way) for part in parts])
+    if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LEAST:
+        return Linear(parts)
+    kind, _, many = way.partition("-")
+    product = PackedLinear(parts) if kind == "packed" else OneDNNLinear(parts)
+    product.fewest = 2 if many else 1
+    return product

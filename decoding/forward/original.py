@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.forward.windows import Window, masks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from nde_talf.decoding.forward.windows import Window
 
 FULL = "full_attention"
 _SIZES = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
@@ -38,7 +38,7 @@ def layer_kinds(config: "PretrainedConfig") -> set[str]:
     }
 
 
-def windows(config: "PretrainedConfig") -> "dict[str, Window | None]":
+def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
     """The window of each kind of layer, None where all is seen.
 
     Empty where that is so of all layers.
@@ -46,8 +46,6 @@ def windows(config: "PretrainedConfig") -> "dict[str, Window | None]":
     sizes = {kind: optional(config, _SIZES.get(kind, "")) for kind in sorted(layer_kinds(config))}
     if not any(sizes.values()):
         return {}
-    from nde_talf.decoding.forward.windows import Window
-
     return {
         kind: Window(size, kind == "chunked_attention") if size else None
         for kind, size in sizes.items()
@@ -79,15 +77,13 @@ class TransformersForward:
         positions: Tensor,
         mask: Tensor | None,
         cache: KVCache | None,
-        windows: "dict[str, Window | None]",
+        windows: dict[str, Window | None],
     ) -> Tensor:
         """See `NativeForward.__call__`."""
         if mask is not None and cache is not None:
             mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         seen: Tensor | dict[str, Tensor] | None = mask
         if windows:
-            from nde_talf.decoding.forward.windows import masks
-
             rows = positions.expand(len(tokens), -1)
             columns = rows if cache is None else cache.place(rows)
             seen = masks(windows, mask, rows, columns)

@@ -19,8 +19,9 @@ from nde_talf import (
     fixed_shape,
 )
 from nde_talf.decoding.forward import attention
-from nde_talf.decoding.forward.attention import Seen, attend, seen_in
+from nde_talf.decoding.forward.attention import attend, seen_in
 from nde_talf.decoding.forward.parts import has_flash
+from nde_talf.decoding.forward.seen import Seen
 from tests.decoding.pairs import tiny_pair
 
 pytestmark = [

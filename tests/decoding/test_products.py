@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nde_talf import CausalModel
-from nde_talf.decoding.forward import fastest, layer, onednn
+from nde_talf.decoding.forward import fastest, fused_weights, onednn
 from tests.decoding.families import FAMILIES, module
 from tests.refusal import refusal
 
@@ -19,7 +19,8 @@ WAYS = ("plain", "onednn", "packed", "onednn-many", "packed-many")
 @pytest.fixture
 def all_are_large(monkeypatch, tmp_path):
     """Take matrices of any size for large ones, and keep the answers in a folder of the test."""
-    monkeypatch.setattr(layer, "LEAST", 1)
+    monkeypatch.setattr(onednn, "LEAST", 1)
+    monkeypatch.setattr(fused_weights, "LEAST", 1)
     monkeypatch.setattr(fastest, "LEAST", 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -40,7 +41,7 @@ TYPES = [*filter(onednn.has_onednn, (torch.float32, torch.bfloat16))]
 def test_every_way_is_the_product_of_torch(all_are_large, monkeypatch, way, dtype, count, bias):
     monkeypatch.setattr(onednn, "LARGE", 1 if bias else 1 << 19)
     parts = [part.to(dtype) for part in linears(count, bias)]
-    multiply = layer.linear(parts, way)
+    multiply = onednn.linear(parts, way)
     bound = 1e-5 if dtype == torch.float32 else 0.02
     for rows in (1, 5, 33, 130):
         states = torch.randn(rows, 24).to(dtype)
@@ -53,7 +54,7 @@ def test_every_way_is_the_product_of_torch(all_are_large, monkeypatch, way, dtyp
 @needs_onednn
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_and_autocast_pass_by_onednn(all_are_large, way):
-    multiply, states = layer.linear(linears(2, True), way), torch.randn(3, 24, requires_grad=True)
+    multiply, states = onednn.linear(linears(2, True), way), torch.randn(3, 24, requires_grad=True)
     multiply(states).sum().backward()
     assert states.grad is not None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -112,7 +113,7 @@ def test_one_row_goes_plainly_where_that_is_faster(all_are_large, monkeypatch):
     monkeypatch.setattr(fastest, "_times", lambda *_: times)
     assert fastest.fastest(module(*FAMILIES["llama-3"]), packs=True) == "packed-many"
     parts = linears(2, True)
-    product, counts = layer.linear(parts, "packed-many"), []
+    product, counts = onednn.linear(parts, "packed-many"), []
     real = onednn.in_blocks
     monkeypatch.setattr(onednn, "in_blocks", lambda x, *own: counts.append(len(x)) or real(x, *own))
     for count in (1, 2):
@@ -143,7 +144,7 @@ def test_weights_of_any_shape_and_type_have_a_product(all_are_large, dtype):
         way = fastest.fastest(nn.ModuleList(parts), packs=True)
         states = torch.randn(3, shape[0]).to(dtype)
         with torch.inference_mode():
-            ours = layer.linear(parts, way)(states).double()
+            ours = onednn.linear(parts, way)(states).double()
         theirs = torch.cat([part.double()(states.double()) for part in parts], -1)
         torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
 

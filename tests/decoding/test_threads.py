@@ -10,7 +10,7 @@ USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 SCRIPT = """
 import torch
 {before}
-from nde_talf.decoding.forward import layer
+from nde_talf.decoding.forward import fused_weights
 from nde_talf import Autoregressive, SpeculativeDecoder
 from tests.decoding.families import family
 {after}
@@ -39,7 +39,7 @@ def printed(script, unset, **variables):
     "before,after,expected",
     [
         ("", "", "1"),
-        ("", "layer.LARGE = 1", "all"),
+        ("", "fused_weights.LARGE = 1", "all"),
         ("torch.set_num_threads(31)", "", "31"),
         ("", "torch.set_num_threads(31)", "31"),
         (

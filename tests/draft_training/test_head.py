@@ -19,7 +19,7 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
 )
-from nde_talf.decoding.forward import layer
+from nde_talf.decoding.forward import onednn
 from nde_talf.decoding.forward.onednn import has_onednn
 from nde_talf.draft_training.export import save_head
 from nde_talf.draft_training.target_trees import target_features
@@ -81,7 +81,7 @@ def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, to
     levels = random_levels(2, 3, 3, 3, 29)
     trees = head.tree_features(tokens, features, roots, levels)
     assert_close(trees, branch_by_branch(head, tokens, features, roots, levels))
-    monkeypatch.setattr(layer, "LEAST", 1)
+    monkeypatch.setattr(onednn, "LEAST", 1)
     for way in ("plain", "packed")[: 1 + has_onednn()]:
         monkeypatch.setattr(head.target.native, "way", way)
         drafting = EagleDrafter(copy.deepcopy(head)).head

@@ -1,0 +1,68 @@
+"""What decoding reads of a transformers model's configuration."""
+
+import math
+from typing import cast
+
+from torch import nn
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from nde_talf.decoding.forward.original import optional
+
+_SLOTS = 1024  # of trees in flight, beyond the text
+
+
+_FACTORS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+
+
+_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")
+
+
+def longest_context(config: PretrainedConfig) -> int:
+    """Return the number of positions at which logits depend only on the tokens before.
+
+    At later positions they would depend on the pass too.
+    """
+    context: int = optional(config, "max_position_embeddings", 1 << 30)
+    rope = optional(config, "rope_parameters") or {}
+    if (
+        rope.get("rope_type") == "longrope"
+    ):  # all angles of a pass change once it reaches beyond these positions
+        context = min(context, rope["original_max_position_embeddings"])
+    if (
+        config.model_type == "llama4_text" and config.attn_temperature_tuning
+    ):  # from here on it counts slots, not positions
+        context = min(context, config.floor_scale - _SLOTS)
+    return context
+
+
+def forget_sampling_advice(module: PreTrainedModel) -> None:
+    """Drop the advice of a model's generation_config.json except its special tokens.
+
+    The advice is about temperature, repetition penalty, min-p and the like. Sampling here follows
+    the setting asked for, and nothing else.
+    """
+    advice = module.generation_config
+    kept = {
+        name: getattr(advice, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    module.generation_config = GenerationConfig(**kept)
+
+
+def scale_and_cap(config: PretrainedConfig) -> tuple[float, float | None]:
+    """A `Readout`'s scale and cap, as a model's text configuration says."""
+    factors, divisors = (
+        math.prod(optional(config, name) or 1.0 for name in names)
+        for names in (_FACTORS, _DIVISORS)
+    )
+    # The logits_scaling of HyperCLOVA X is a factor.
+    scale = factors * divisors if config.model_type == "hyperclovax" else factors / divisors
+    return scale, optional(config, "final_logit_softcapping")
+
+
+def body_of(model: PreTrainedModel) -> nn.Module:
+    """Return the module that makes hidden states of tokens.
+
+    In a model with a part for images, say, it is the part that reads text.
+    """
+    body = cast("nn.Module", model.get_decoder())
+    return cast("nn.Module", body.model) if body is model else body
