@@ -103,7 +103,15 @@ class Rng:
         """
         if at is None:
             return self.categorical(weights[None], [0])[0]
-        return locate(weights, at, [self.uniform() for _ in at])
+        return locate(weights, at, self.ahead(len(at)))
+
+    def ahead(self, count: int) -> list[float]:
+        """Uniform numbers of so many draws, for a device that makes them before they are needed."""
+        return [self.uniform() for _ in range(count)]
+
+    def pick(self, token: int, weights: Tensor) -> int:
+        """Return `token`, drawn ahead from `weights` [V]."""
+        return token
 
 
 def locate(weights: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:

@@ -55,6 +55,14 @@ class EnumeratedRng(Rng):
         values = weights.double()
         return self._decide(enumerate((values / values.sum()).tolist()))
 
+    def ahead(self, count: int) -> list[float]:
+        """Return as many numbers, on which nothing depends: `pick` decides."""
+        return [0.0] * count
+
+    def pick(self, token: int, weights: Tensor) -> int:
+        """Draw from `weights` [V] when the token is needed."""
+        return int(self.categorical(weights))
+
 
 def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:
     """(outcome, probability) of `experiment(rng)` for every sequence of its random decisions."""

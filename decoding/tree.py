@@ -81,6 +81,16 @@ class DraftTree:
         """Return q [n, V] at expanded nodes."""
         return torch.stack([self.q_at(node) for node in nodes])
 
+    def p_rows(self) -> Tensor:
+        """Return p [N, V] at all nodes."""
+        rows = self.p
+        return rows.all() if isinstance(rows, WarpedRows) else torch.stack([*rows])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of `p`."""
+        return (self.p.logits if isinstance(self.p, WarpedRows) else self.p[0]).device
+
     def masses(self, node: int) -> list[float]:
         """`left` of the node, where children were drawn without replacement.
 
@@ -151,6 +161,12 @@ class WarpedRows:
         if node not in self._rows:
             self._rows[node] = warp(self.logits[node], self.setting)
         return self._rows[node]
+
+    def all(self) -> Tensor:
+        """Return all rows [N, V]."""
+        rows = warp(self.logits, self.setting)
+        self._rows = dict(enumerate(rows.unbind()))
+        return rows
 
     def seen(self, node: int) -> Tensor:
         """The row as features look at it."""

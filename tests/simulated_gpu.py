@@ -3,8 +3,12 @@
 As on a GPU, an operation that mixes them with tensors of the host raises, and so does NumPy.
 """
 
+from collections import Counter
+from contextlib import contextmanager
+
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 GPU, HOST = torch.device("cuda", 0), torch.device("cpu")
@@ -16,6 +20,55 @@ SAYS = {
 ANYWHERE = {"to", "cpu", "copy_", "__get__"}
 """Operations between devices."""
 AS_IT_IS = {"requires_grad_", "__set__"}
+
+
+READS = {"tolist", "item", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__"}
+READS |= {"nonzero", "unique", "masked_select"}
+FREE = ("empty", "detach", "alias", "_local_scalar", "lift_fresh", "_unsafe_view")
+
+
+class Cost(TorchDispatchMode):
+    """Counts kernels, waits of the host and uploads of what runs on the simulated GPU inside.
+
+    A kernel is an operator that writes; views are free. `paused` leaves out a model's passes.
+    """
+
+    now = None
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.on_gpu, self.off = Counter(), False, 0
+
+    def __enter__(self):
+        Cost.now = self
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        Cost.now = None
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.split("::")[1]
+        free = function.is_view or name.startswith(FREE) or (name == "_to_copy" and self.moves)
+        if self.on_gpu and not free and not self.off:
+            self.counts["kernels"] += 1
+        return function(*args, **(kwargs or {}))
+
+    def begin(self, name, ours, on_gpu):
+        self.on_gpu = bool(ours) or on_gpu
+        self.moves = bool(ours) != on_gpu
+        if self.off:
+            return
+        self.counts["waits"] += bool(ours) and name in READS
+        self.counts["uploads"] += on_gpu and not ours and name == "to"
+
+    @contextmanager
+    def paused(self):
+        self.off += 1
+        try:
+            yield
+        finally:
+            self.off -= 1
 
 
 class OnGpu(torch.Tensor):
@@ -46,6 +99,8 @@ def run(function, args, kwargs):
     on_gpu = GPU in asked if asked else bool(ours) and name != "cpu"
     if name == "copy_":
         on_gpu = isinstance(args[0], OnGpu)
+    if Cost.now:
+        Cost.now.begin(name, ours, on_gpu)
     with torch._C.DisableTorchFunction():
         if name in AS_IT_IS:
             return function(*args, **kwargs)

@@ -1,10 +1,14 @@
 """On a GPU every tensor is where it has to be, and the numbers are the host's."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from nde_talf import (
+    Action,
     CausalModel,
+    Delayed,
     EagleDrafter,
     LMDrafter,
     NeuralPolicy,
@@ -15,6 +19,10 @@ from nde_talf import (
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.forward import attention, fused_weights
+from nde_talf.decoding.readout import Readout
+from nde_talf.decoding.rules import verification_table
+from nde_talf.decoding.sampling import locate
+from nde_talf.decoding.session import TreeSession
 from nde_talf.draft_training.settings import HeadConfig
 from nde_talf.draft_training.train_head import HeadModule, build_head
 from tests.data.test_traces import trace
@@ -22,7 +30,7 @@ from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import EVERY_POLICY
 from tests.draft_training.heads import predictable_rows, random_eagle3, random_head
 from tests.selector.examples import TABLE, schema
-from tests.simulated_gpu import GPU, OnGpu, Simulated, move
+from tests.simulated_gpu import GPU, Cost, OnGpu, Simulated, move
 
 PROMPT = [1, 2, 3, 4] * 3
 
@@ -30,6 +38,13 @@ PROMPT = [1, 2, 3, 4] * 3
 @pytest.fixture
 def on_gpu(monkeypatch):
     """A model's copy on the simulated GPU."""
+    with gpu(monkeypatch) as place:
+        yield place
+
+
+@contextmanager
+def gpu(monkeypatch):
+    """Simulate a GPU; give the function that copies a model there."""
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 0)
@@ -56,6 +71,25 @@ def on_both(request, work):
     return host, work(place)
 
 
+class Scripted(Rng):
+    """Numbers by purpose: whether a draw is accepted, what a level drafts, a token at a node.
+
+    A GPU draws the last one at every node ahead, the host where it ends: all are the same number.
+    """
+
+    def __init__(self, seed):
+        self.accepted, self.drafted = Rng.seeded(seed), Rng.seeded(seed + 1)
+
+    def bernoulli(self, probability):
+        return self.accepted.bernoulli(probability)
+
+    def categorical(self, weights, at=None):
+        return self.drafted.categorical(weights, at) if at else locate(weights[None], [0], [0.6])[0]
+
+    def ahead(self, count):
+        return [0.6] * count
+
+
 def selecting():
     torch.manual_seed(4)
     return NeuralPolicy(Selector(schema(16, 16, "specinfer")), TABLE)
@@ -79,10 +113,58 @@ def test_a_gpu_draws_the_hosts_tokens(name, drafter, request):
             drafts = EagleDrafter((random_head if drafter == "eagle" else random_eagle3)(target))
         decoder = SpeculativeDecoder(target, drafts, make(), rule)
         setting = SamplingSetting(1.0, 0.9)
-        return decoder.generate(PROMPT, 24, setting, Rng.seeded(0)).tokens, target.device.type
+        return decoder.generate(PROMPT, 24, setting, Scripted(0)).tokens, target.device.type
 
     (expected, _), (tokens, device) = on_both(request, work)
     assert tokens == expected and device == "cuda"
+
+
+STEPS = 8
+
+
+def cost_of_a_step(
+    place, patch, rule, drafter="lm", setting=SamplingSetting(0.6), action=Action(4, 0, 3)
+):
+    """Kernels, waits and uploads of a step, a mean, besides the models' passes."""
+    cost, new = Cost(), TreeSession.__init__
+
+    def uncounted(function):
+        def run(*args, **kwargs):
+            with cost.paused():
+                return function(*args, **kwargs)
+
+        return run
+
+    patch.setattr(
+        TreeSession,
+        "__init__",
+        lambda session, forward, *args: new(session, uncounted(forward), *args),
+    )
+    patch.setattr(Readout, "__call__", uncounted(Readout.__call__))
+    target, draft = map(place, tiny_pair(29, hidden=16, layers=4))
+    drafts = EagleDrafter(random_head(target)) if drafter == "head" else LMDrafter(draft)
+    policy = selecting() if drafter == "selector" else Delayed(action)
+    steps = SpeculativeDecoder(target, drafts, policy, rule).stream(PROMPT, setting, Rng.seeded(0))
+    next(steps), next(steps)
+    with cost:
+        for _ in range(STEPS):
+            next(steps)
+    return {name: count / STEPS for name, count in cost.counts.items()}
+
+
+RULES = ("specinfer", "naivetree", "nss", "traversal")
+if __name__ == "__main__":  # prints the table of benchmarks/results/gpu.md
+    import sys
+
+    with pytest.MonkeyPatch.context() as patch, gpu(patch) as place:
+        if "--before" in sys.argv:
+            patch.setattr(verification_table, "asynchronous", lambda device: False)
+        for drafter in ("lm", "head", "selector"):
+            for setting in (SamplingSetting(0.6), SamplingSetting(0.6, 0.9)):
+                for rule in RULES:
+                    with pytest.MonkeyPatch.context() as inner:
+                        cost = cost_of_a_step(place, inner, rule, drafter, setting)
+                    print(drafter, setting.top_p, rule, cost, flush=True)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class Khisti(Naive):
     """Select one token Y of law r, accept it with min(1, p / r), otherwise draw from (p - r)_+."""
 
+    tabled = False
     play = staticmethod(play)
     """Gives the stages and laws of the tournament among k draws, from p, q [V] and k."""
 

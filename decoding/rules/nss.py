@@ -19,6 +19,7 @@ class NSS(Rule):
     """
 
     offered = 0
+    tabled = True
 
     def residual(self, node: Any, state: Residual) -> Any:
         """Return p."""
@@ -34,6 +35,8 @@ class NSS(Rule):
 @rule("greedy", EVERY)
 class Greedy(NSS):
     """NSS where p is one-hot at every node visited, and an error elsewhere."""
+
+    tabled = False
 
     def target(self, p: Tensor) -> Tensor:
         """Return p [V].

@@ -23,6 +23,7 @@ class SpecInfer(Rule):
 
     # The residual has no mass at a draw that was rejected.
     can_hit_draft = False
+    tabled = True
 
     def chance(self, px: Any, qx: Any, state: Residual, left: Any = None) -> Any:
         """Return min(1, (p(x) - c q(x))_+ / (z q(x)))."""

@@ -6,14 +6,15 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from collections.abc import Iterator
-from itertools import repeat
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from nde_talf.decoding.registry import DISTINCT, IID, PATHS, rule
-from nde_talf.decoding.rules.residual import Node, Residual, accept, reject
+from nde_talf.decoding.rules.residual import Residual, accept, reject
+from nde_talf.decoding.rules.verification_table import node_of, nodes_of
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
@@ -35,18 +36,23 @@ def _gains(levels: "list[Level]", start: Tensor) -> Tensor:
 @rule("traversal_without_replacement", DISTINCT, without_replacement=True)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""
-    visits = [_visit(tree, 0, 1.0, rng, without_replacement)]
+    nodes = (
+        partial(node_of, tree, without_replacement=True)
+        if without_replacement
+        else nodes_of(tree, rng, bottom_up=True)
+    )
+    visits = [_visit(tree, nodes, 0, 1.0, rng)]
     # A stack, as a path may be longer than Python recurses. The root ends it: its weight is 1.
     while not isinstance(found := next(visits[-1], None), Verdict):
         if found:
-            visits.append(_visit(tree, *found, rng, without_replacement))
+            visits.append(_visit(tree, nodes, *found, rng))
         else:
             visits.pop()
     return found
 
 
 def _visit(
-    tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool
+    tree: DraftTree, nodes: Callable[[int], Any], number: int, w0: float, rng: Rng
 ) -> Iterator[tuple[int, float] | Verdict]:
     """Yield each child of node `number` to visit, with its weight; then the verdict, if it is here.
 
@@ -54,10 +60,10 @@ def _visit(
     repeated draw only changes what is left of p.
     """
     children = tree.children[number]
-    node = Node(tree.p[number], tree.q[number], [tree.tokens[child] for child in children])
-    masses = tree.masses(number) if without_replacement else repeat(None)
+    node = nodes(number)
+    masses = node.left or [None] * len(children)
     state, left = Residual(0.0, w0), None
-    for draw, (child, mass) in enumerate(zip(children, masses, strict=False)):
+    for draw, (child, mass) in enumerate(zip(children, masses, strict=True)):
         if draw:
             state = reject(node, state, w0, left)
         left = mass

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from nde_talf.decoding.rules.residual import Node, Residual
+from nde_talf.decoding.rules.verification_table import node_of, nodes_of
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
@@ -35,11 +36,14 @@ class Rule:
         by_count: the state depends on how many draws a node has, and not on how many were rejected.
         can_hit_draft: a token that is drawn from the residual may be one of the node's draws, where
             all of them were offered. Labels count such hits.
+        tabled: the states are those of `Residual`, so that a GPU finds all numbers in one go
+            (`verification_table`).
     """
 
     offered: ClassVar[int | None] = None
     by_count: ClassVar[bool] = False
     can_hit_draft: ClassVar[bool] = True
+    tabled: ClassVar[bool] = False
 
     def target(self, p: Tensor) -> Tensor:
         """Return what the token is drawn from at a leaf: p. `Greedy` checks it here."""
@@ -110,15 +114,18 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
 
 def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Return the last accepted node of `tree`, 0 for the root, and the token after it."""
-    end = 0
+    if rule.tabled and not without_replacement:
+        nodes = nodes_of(tree, rng, rule.offered)
+    else:
+        nodes = partial(node_of, tree, without_replacement=without_replacement)
+    end, node = 0, nodes(0)
     while children := tree.children[end]:
-        drafted = [tree.tokens[child] for child in children]
-        left = tree.masses(end) if without_replacement else None
-        token = solve(rule, Node(tree.p[end], tree.q[end], drafted, left), rng)
-        if token not in drafted:
+        token = solve(rule, node, rng)
+        if token not in node.drafted:
             return Verdict(end, token)
-        end = children[drafted.index(token)]
-    return Verdict(end, rng.categorical(rule.target(tree.p[end])))
+        end = children[node.drafted.index(token)]
+        node = nodes(end)
+    return Verdict(end, node.draw(rule.target(node.p), rng))
 
 
 def verifier_of(name: str, rule: Rule, trees: frozenset[str], labels: bool = False) -> Verifier:

@@ -4,6 +4,8 @@ By exact enumeration of the code that the decode loop calls, in float64 and floa
 have zeros, ones, ties and hardly any difference between p and q.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.decoding.registry import EVERY
+from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.residual import Residual, accept
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.verifier import check_compatible
@@ -65,7 +68,7 @@ CASES = [
     if name != "greedy" and make().trees in rule.trees
 ]
 FEW = ("random", "sparse")  # kinds for large trees
-SLOW = pytest.mark.slow
+SLOW, NIGHT = pytest.mark.slow, pytest.mark.law
 
 
 def error(tree, name, tables):
@@ -111,6 +114,40 @@ def test_laws_of_peaked_rows(tree, name, night):
             small = 3 if tree in LARGE else 4
             tables = PeakedTables(kind, dtype, small if night else 2 if tree in LARGE else 3)
             assert error(tree, name, tables) < TOLERANCE[dtype], (kind, dtype)
+
+
+TABLED = ("naive", "naivetree", "specinfer", "nss", "bv", "traversal")
+
+
+def all_tables(night):
+    """Rows of every kind, or of some, with the error that their law may have."""
+    for kind in KINDS if night else FEW[1:]:
+        yield Tables(kind, seed=3, vocabulary=2), 1e-7 if kind == "close" else 1e-9
+    for dtype, bound in TOLERANCE.items():
+        if night or dtype == torch.float32:
+            for kind in PEAKED if night else ("gap 16", "two steps"):
+                yield PeakedTables(kind, dtype, 2), bound
+
+
+@pytest.mark.parametrize("tree", ["path", "trunk", "deep", "iid", "beam"])
+@pytest.mark.parametrize(
+    "night", [pytest.param(False, marks=SLOW), pytest.param(True, marks=NIGHT)]
+)
+def test_laws_through_one_table_are_todays_and_the_targets(tree, night, monkeypatch):
+    """On a GPU all numbers of a walk come in one transfer (`verification_table`)."""
+    policy = TREES[tree][0]()
+
+    def step(rng, name, tables):
+        drafted, verdict = one_step(tables, policy, VERIFIERS[name], rng)
+        return *drafted.tokens, *verdict
+
+    for name in (name for name in TABLED if (tree, name) in CASES):
+        for tables, bound in all_tables(night):
+            todays = exact_law(partial(step, name=name, tables=tables))
+            with monkeypatch.context() as patch:
+                patch.setattr(verification_table, "asynchronous", lambda device: True)
+                assert distance(exact_law(partial(step, name=name, tables=tables)), todays) < bound
+                assert error(tree, name, tables) < bound
 
 
 class Marked(Shaped):

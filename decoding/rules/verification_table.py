@@ -1,0 +1,214 @@
+"""Verification by one transfer: all numbers that a walk may look at, of every node at once.
+
+On a GPU each number that the host reads is a wait. So the device computes p and q at the drafted
+tokens, the mass of the residual after each rejection and a token drawn from the last residual, and
+one transfer brings them. Rules walk unchanged, over nodes that look these up.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.device import asynchronous, upload
+from nde_talf.decoding.device_sampling import inverse_cdf
+from nde_talf.decoding.rules.residual import EMPTY, Node, Residual, accept, reject
+from nde_talf.decoding.sampling import Rng, massless
+from nde_talf.decoding.tree import DraftTree
+
+
+class Draws(NamedTuple):
+    """Draws of the M inner nodes of a tree, up to K each; rows are its N nodes, inner ones first.
+
+    Attributes:
+        tokens: [M, K], in draft order.
+        entered: [M, K], the row of each draw; N for a repeated or a missing one.
+        counts: [M], draws of each node.
+    """
+
+    tokens: Tensor
+    entered: Tensor
+    counts: Tensor
+
+
+class _Rows(NamedTuple):
+    """Rows p, q [n, V] of nodes, as `reject` looks at them."""
+
+    p: Tensor
+    q: Tensor
+
+    def mass(self, c: Tensor, w0: Tensor) -> Tensor:
+        """Return sum_t (w0 p(t) - c q(t))_+ [n], in float64."""
+        return w0 * self.rest(c, w0).sum(-1, dtype=torch.float64)
+
+    def rest(self, c: Tensor, w0: Tensor) -> Tensor:
+        """Return weights [n, V] in proportion to (w0 p - c q)_+; p where both c and w0 are 0."""
+        scale = (c / w0).nan_to_num(0.0, 1e37).clamp(max=1e37)
+        return (self.p - scale.to(self.p)[:, None] * self.q).clamp_(min=0)
+
+
+def look_up(
+    p: Tensor, q: Tensor, draws: Draws, levels: list[tuple[slice, int]], bottom_up: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the numbers of a tree [3 M K + N], and weights [N, V] to draw a token from.
+
+    Shapes depend on the arguments' shapes alone, and no number is read.
+
+    Args:
+        p: [N, V], the target's distributions.
+        q: [M, V], the draft's at inner nodes.
+        draws: of the inner nodes.
+        levels: rows of inner nodes, parents before children, and the most draws of one of them.
+        bottom_up: nodes are reached with a weight (Traversal), otherwise with 1.
+
+    Returns:
+        p and q at the draws, the residual's mass after each rejection, and the last residual's;
+        then the residuals, p where nothing is left.
+    """
+    count, inner = len(p), len(q)
+    px, qx = (rows[:inner].gather(1, draws.tokens).double() for rows in (p, q))
+    c = torch.zeros(inner, dtype=torch.float64, device=p.device)
+    masses, weights = torch.zeros_like(px), c.new_ones(count + 1)
+    for at, most in levels:
+        rows, w0 = _Rows(p[at], q[at]), weights[at]
+        state = Residual(c[at], w0, torch.ones_like(w0))
+        for draw in range(most):
+            if bottom_up:
+                weight = accept(px[at, draw], qx[at, draw], state, w0)
+                weights.index_copy_(0, draws.entered[at, draw], weight)
+            state = reject(rows, state, w0)
+            masses[at, draw] = state.z
+            c[at] = torch.where(draws.counts[at] > draw, state.c, c[at])
+    weights = weights[:count]
+    rest = torch.cat([_Rows(p[:inner], q).rest(c, weights[:inner]), p[inner:]])
+    left = rest.sum(-1, dtype=torch.float64)
+    numbers = torch.cat([px.flatten(), qx.flatten(), masses.flatten(), left])
+    return numbers, torch.where((weights * left <= EMPTY)[:, None], p, rest)
+
+
+@dataclass
+class TableNode:
+    """One node as rules see it (`residual.Node`), of a table; it is walked once.
+
+    Attributes:
+        drafted: its draws in draft order.
+        token: what was drawn from its last residual.
+        weights: [V], that it was drawn from.
+        left_mass: their sum.
+    """
+
+    drafted: list[int]
+    px_of: list[float]
+    qx_of: list[float]
+    masses: list[float]
+    left_mass: float
+    token: int
+    weights: Tensor
+    left: None = None
+    p: None = None
+    rejected: int = 0
+
+    def px(self, draw: int) -> float:
+        """Return p of a draw."""
+        return self.px_of[draw]
+
+    def qx(self, draw: int) -> float:
+        """Return q of a draw."""
+        return self.qx_of[draw]
+
+    def mass(self, c: float, w0: float = 1.0) -> float:
+        """Return the residual's mass after one more rejection."""
+        self.rejected += 1
+        return self.masses[self.rejected - 1]
+
+    def rest(self, c: float, w0: float = 1.0) -> None:
+        """Return nothing: a token was drawn already."""
+
+    def draw(self, weights: Any, rng: Rng, w0: float = 1.0) -> int:
+        """Return the token drawn from the last residual."""
+        if not math.isfinite(self.left_mass):
+            raise massless(self.left_mass)
+        return rng.pick(self.token, self.weights)
+
+
+def nodes_of(
+    tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False
+) -> Callable[[int], Any]:
+    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
+
+    On a GPU they come in one transfer, otherwise as they are looked at.
+
+    Args:
+        tree: with p and q on one device.
+        rng: for a token at each node.
+        offered: how many draws the rule looks at; None: all.
+        bottom_up: see `look_up`.
+    """
+    if len(tree) == 1 or not asynchronous(tree.device):
+        return partial(node_of, tree)
+    return _table(tree, rng, offered, bottom_up)
+
+
+def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> Node:
+    """Return node `number` of a tree, looked at number by number."""
+    drafted = [tree.tokens[child] for child in tree.children[number]]
+    left = tree.masses(number) if without_replacement else None
+    return Node(tree.p[number], tree.q[number], drafted, left)
+
+
+def _table(
+    tree: DraftTree, rng: Rng, offered: int | None, bottom_up: bool
+) -> Callable[[int], TableNode]:
+    count = len(tree)
+    inner = [node for node in range(count) if tree.children[node] and offered != 0]
+    inner.sort(key=tree.depth.__getitem__)
+    order = inner + [node for node in range(count) if node not in {*inner}]
+    row = {node: at for at, node in enumerate(order)}
+    children = [tree.children[node][:offered] for node in inner]
+    most = max(map(len, children), default=0)
+
+    def padded(entries: list[list[int]], missing: int) -> list[int]:
+        return [each for row in entries for each in row + [missing] * (most - len(row))]
+
+    tokens = padded([[tree.tokens[child] for child in row] for row in children], 0)
+    entered = padded(
+        [
+            [count if child in drawn[:at] else row[child] for at, child in enumerate(drawn)]
+            for drawn in children
+        ],
+        count,
+    )
+    numbers = [*order, *tokens, *entered, *map(len, children), *rng.ahead(count)]
+    sent = upload(torch.tensor(numbers, dtype=torch.float64), tree.device)
+    places, uniforms = sent[:-count].long(), sent[-count:]
+    sizes = [count, len(tokens), len(tokens), len(inner)]
+    rows, drawn, entries, counts = places.split(sizes)
+    shape = len(inner), most
+    draws = Draws(drawn.view(shape), entries.view(shape), counts)
+    p = tree.p_rows().index_select(0, rows)
+    q = tree.q_rows(inner) if inner else p[:0]
+    levels = [(slice(0, len(inner)), most)]
+    if bottom_up:
+        levels, end = [], 0
+        for _, level in groupby(inner, tree.depth.__getitem__):
+            start, end = end, end + len(list(level))
+            levels.append((slice(start, end), max(map(len, children[start:end]))))
+    found, weights = look_up(p, q, draws, levels, bottom_up)
+    ahead = inverse_cdf(weights, uniforms[:, None])[:, 0]
+    values = torch.cat([found, ahead.double()]).tolist()
+
+    def node(number: int) -> TableNode:
+        at = row[number]
+        part = slice(at * most, at * most + most if at < len(inner) else 0)
+        third = len(tokens)
+        px, qx, masses = (values[each * third : each * third + third][part] for each in range(3))
+        drafted = [tree.tokens[child] for child in tree.children[number]]
+        left, token = values[3 * third + at], int(values[3 * third + count + at])
+        return TableNode(drafted, px, qx, masses, left, token, weights[at])
+
+    return node
