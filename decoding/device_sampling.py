@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.common.errors import ArgumentError
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.sampling import massless
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -36,3 +36,12 @@ def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float])
         if not 0 < total < float("inf"):
             raise massless(total)
     return [int(number) for number in numbers[: len(at)]]
+
+
+def massless(total: float) -> ArgumentError:
+    """Return the error of a distribution without mass."""
+    return ArgumentError(
+        f"weights: their sum is {total}; a distribution needs a positive, finite one. Either logits"
+        " are not finite (try dtype=float32), or no token is allowed here (look at forbidden"
+        " tokens and grammars)."
+    )

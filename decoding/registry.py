@@ -3,15 +3,14 @@
 A table says which module defines each thing, so that names can be listed without importing torch.
 The module itself describes the thing with a decorator:
 
-    @rule("mine", trees=IID)
-    class Mine(Rule): ...
+    @policy("mine", verifier="traversal")
+    class Mine(TreePolicy): ...
 
 A thing that stands in no table is known once its module has been imported.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
@@ -142,39 +141,6 @@ FAMILIES = Registry(
 """Families of models with a native forward pass, by transformers' `model_type`."""
 
 family = FAMILIES.add
-
-
-def rule(
-    name: str,
-    trees: Iterable[str],
-    labels: Any = None,
-    **options: Any,
-) -> Callable[[T], T]:
-    """Register a verification rule: a `Rule` class, or a function of (tree, rng).
-
-    Args:
-        name: by which a configuration selects it.
-        trees: kinds of tree on which it is lossless and meant to be used: PATHS, DELAYED, IID,
-            DISTINCT or EVERY.
-        labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
-            so itself, a function (levels, start) for others; None: it has no labels.
-        options: further arguments of the function.
-    """
-
-    def decorate(thing: T) -> T:
-        made: Any = thing
-        if isinstance(thing, type):
-            from nde_talf.decoding.rules.walk import verifier_of
-
-            verifier = verifier_of(name, made(), frozenset(trees), labels)
-        else:
-            from nde_talf.decoding.verifier import Verifier
-
-            verifier = Verifier(name, partial(made, **options), frozenset(trees), labels)
-        VERIFIERS.add(name)(verifier)
-        return thing
-
-    return decorate
 
 
 def policy(name: str, verifier: str, options_of: Any = None) -> Callable[[T], T]:

@@ -16,7 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.common.errors import ArgumentError
+from nde_talf.decoding.device_sampling import massless, search_on_device
+from nde_talf.decoding.nucleus import nucleus
 from nde_talf.decoding.setting import SamplingSetting
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
@@ -53,8 +54,6 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
         probs.div_(total)
     if not setting.cuts:
         return probs
-    from nde_talf.decoding.nucleus import nucleus
-
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p)
 
 
@@ -122,8 +121,6 @@ def locate(weights: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> lis
     """
     if weights.is_cpu:
         return search(weights, at, uniforms)
-    from nde_talf.decoding.device_sampling import search_on_device
-
     return search_on_device(weights, at, uniforms)
 
 
@@ -161,12 +158,3 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
             aim = min(aim, math.nextafter(cdf.item(-1), 0.0))  # added up in another order
         indices.append(first + int(cdf.searchsorted(aim, "right")))
     return indices
-
-
-def massless(total: float) -> ArgumentError:
-    """Return the error of a distribution without mass."""
-    return ArgumentError(
-        f"weights: their sum is {total}; a distribution needs a positive, finite one. Either logits"
-        " are not finite (try dtype=float32), or no token is allowed here (look at forbidden"
-        " tokens and grammars)."
-    )

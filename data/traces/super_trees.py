@@ -15,13 +15,8 @@ from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.names import ON_PATHS
-from nde_talf.decoding.rules.labels import (
-    Bundle,
-    branch_gains,
-    of_first_path,
-    pooled,
-    trunk_reach,
-)
+from nde_talf.decoding.rules.branching import Bundle
+from nde_talf.decoding.rules.labels import branch_gains, of_first_path, pooled, trunk_reach
 from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 

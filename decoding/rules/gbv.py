@@ -5,21 +5,20 @@ position where they differ. The selected branch has a draft law of its own, q~, 
 / q; block verification with q~ in place of q is lossless (Eq. 25 to 29, GBV paper).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.registry import DELAYED, rule
+from nde_talf.decoding.registry import DELAYED
+from nde_talf.decoding.rules.branching import Level
 from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
 from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
+from nde_talf.decoding.rules.walk import rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.labels import Level
 
 
 def power_sum(g: Any, f: Any, k: Any, max_k: int | None) -> Any:
@@ -91,7 +90,7 @@ class TiltedRow:
         return torch.empty_like(tilted).scatter_(-1, order, tilted)
 
 
-def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
+def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Return cumulative gains [B, S, L + 1] in E[tau + 1] over levels of the selected branch.
 
     The sum of the block weights w_i along it is unbiased as for block verification (P(tau >= i |
@@ -120,7 +119,7 @@ def gbv_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
-def _ranks(level: "Level") -> tuple[Tensor, Tensor]:
+def _ranks(level: Level) -> tuple[Tensor, Tensor]:
     """Return what draws are ranked by, and the q-mass ranked strictly below them; both [B, K].
 
     Rows are read a chunk at a time.

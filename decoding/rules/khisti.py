@@ -4,19 +4,17 @@ Algorithm 5, NDE paper, with the pair weights of every stage.
 """
 
 from itertools import combinations, product
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.registry import IID, rule
+from nde_talf.decoding.registry import IID
+from nde_talf.decoding.rules.branching import Level
 from nde_talf.decoding.rules.naive import Naive
 from nde_talf.decoding.rules.residual import Node, ratio
 from nde_talf.decoding.rules.tournament import play, play_program
+from nde_talf.decoding.rules.walk import rule
 from nde_talf.decoding.sampling import Rng
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.labels import Level
 
 
 @rule("khisti", IID, labels=True)
@@ -60,7 +58,7 @@ class KhistiBranching:
             len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device
         )
 
-    def parts(self, level: "Level") -> tuple[Tensor, Tensor]:
+    def parts(self, level: Level) -> tuple[Tensor, Tensor]:
         """Return contributions as sampled, and in expectation over the children; both [B, S, K].
 
         The second takes sum min(p, r), Algorithm 10's bound, in expectation. What the residual hits
@@ -78,7 +76,7 @@ class KhistiBranching:
         corrected = refused * residual * level.fresh * level.member
         return winner * accept * level.member + corrected, level.at_first(self.covered) + corrected
 
-    def _play(self, level: "Level") -> tuple[Tensor, Tensor]:
+    def _play(self, level: Level) -> tuple[Tensor, Tensor]:
         """Return the law of Y at every draw's token after 0.. stages, and who survives whom.
 
         The second is keeps[b, m, j, k]: the probability that j survives k in stage m.
@@ -100,7 +98,7 @@ class KhistiBranching:
         return law.to(level.px.device), keeps.to(level.px.device)
 
 
-def _winner_law(level: "Level", keeps: Tensor) -> Tensor:
+def _winner_law(level: Level, keeps: Tensor) -> Tensor:
     """Return [B, S, K]: the probability that each draw is the one its node's tournament selects."""
     earlier, paths = level.earlier, level.member.shape[1]
     winner = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)

@@ -1,7 +1,8 @@
 """Naive and NaiveTree: speculative sampling of the first draw alone."""
 
-from nde_talf.decoding.registry import IID, PATHS, rule
+from nde_talf.decoding.registry import IID, PATHS
 from nde_talf.decoding.rules.specinfer import SpecInfer
+from nde_talf.decoding.rules.walk import rule
 
 
 @rule("naive", PATHS)

@@ -6,9 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.registry import EVERY, rule
+from nde_talf.decoding.registry import EVERY
 from nde_talf.decoding.rules.residual import Residual
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.rules.sums import hit_rates
+from nde_talf.decoding.rules.walk import Rule, rule
 
 
 @rule("nss", EVERY, labels=True)
@@ -27,8 +28,6 @@ class NSS(Rule):
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
         """Return sum_t p (1 - (1 - q)^k) (Algorithm 6)."""
-        from nde_talf.decoding.rules.sums import hit_rates
-
         return hit_rates(p, q, draws, lambda p, q, rows: p)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.registry import DISTINCT, IID, rule
+from nde_talf.decoding.registry import DISTINCT, IID
 from nde_talf.decoding.rules.residual import Residual, accept, excess, reject
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.rules.sums import hit_rates
+from nde_talf.decoding.rules.walk import Rule, rule
 
 
 @rule("specinfer", IID, labels=True)
@@ -43,8 +44,6 @@ class SpecInfer(Rule):
         The residual hits the others with sum_t (p - c q)_+ (1 - (1 - q)^j), where j is how many
         they are (Algorithm 7 has this for Naive, with c = 1).
         """
-        from nde_talf.decoding.rules.sums import hit_rates
-
         accepted, offered = 1 - states.z, states.z.shape[1] - 1
         if offered == int(draws.max()):
             return accepted

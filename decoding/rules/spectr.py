@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.registry import IID, rule
+from nde_talf.decoding.registry import IID
 from nde_talf.decoding.rules.residual import Node, excess, ratio, where
 from nde_talf.decoding.rules.sums import rows_at_once
-from nde_talf.decoding.rules.walk import Rule
+from nde_talf.decoding.rules.walk import Rule, rule
 
 TURNS = 12
 """Steps of the search in many rows, which does not stop early; any valid rho is lossless."""

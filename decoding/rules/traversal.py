@@ -8,31 +8,22 @@ once it is visited, whatever the subtree looks like. This is why merged prefixes
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch import Tensor
-
-from nde_talf.decoding.registry import DISTINCT, IID, PATHS, rule
+from nde_talf.decoding.registry import DISTINCT, IID, PATHS
 from nde_talf.decoding.rules.residual import Residual, accept, reject
+from nde_talf.decoding.rules.traversal_labels import traversal_gains
 from nde_talf.decoding.rules.verification_table import node_of, nodes_of
+from nde_talf.decoding.rules.walk import rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
-
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.labels import Level
-
-
-def _gains(levels: "list[Level]", start: Tensor) -> Tensor:
-    from nde_talf.decoding.rules.traversal_labels import traversal_gains
-
-    return traversal_gains(levels, start)
 
 
 # Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that
 # block verification has.
 @rule("tv", PATHS)
 @rule("bv", PATHS)
-@rule("traversal", IID, labels=_gains)
+@rule("traversal", IID, labels=traversal_gains)
 @rule("traversal_without_replacement", DISTINCT, without_replacement=True)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""

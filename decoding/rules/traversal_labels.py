@@ -1,18 +1,14 @@
 """Labels of Traversal verification, over many nodes at once. `traversal.py` is the algorithm."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.rules.branching import Level
 from nde_talf.decoding.rules.residual import Residual, accept, ratio
 from nde_talf.decoding.rules.sums import positive_sums
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.rules.labels import Level
 
-
-def traversal_gains(levels: "list[Level]", start: Tensor) -> Tensor:
+def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Return cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels.
 
     1 + sum over nodes u of visit(u) w(u) is unbiased, where w(u) is the weight u is reached with
@@ -35,7 +31,7 @@ def traversal_gains(levels: "list[Level]", start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
-def _residuals(level: "Level", w0: Tensor) -> Residual:
+def _residuals(level: Level, w0: Tensor) -> Residual:
     """Return what is left of p [B, S, K] before each draw, at nodes reached with w0."""
     c, d = torch.zeros_like(w0), torch.ones_like(w0)
     node = level.node[:, None].expand_as(w0)

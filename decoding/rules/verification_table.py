@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import asynchronous, upload
-from nde_talf.decoding.device_sampling import inverse_cdf
+from nde_talf.decoding.device_sampling import inverse_cdf, massless
 from nde_talf.decoding.rules.residual import EMPTY, Node, Residual, accept, reject
-from nde_talf.decoding.sampling import Rng, massless
+from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
 

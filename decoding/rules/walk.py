@@ -12,20 +12,25 @@ accepted:
         state = rule.reject(node, state)
     otherwise draw from rule.residual(node, state)
 
-Two drivers use these four methods: `walk` here, and `labels.Branching` for the branching
+Two drivers use these four methods: `walk` here, and `branching.Branching` for the branching
 probabilities that labels are made of. So both use the same formulas.
 """
 
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from nde_talf.decoding.registry import VERIFIERS
+from nde_talf.decoding.rules.branching import Branching, states_after
 from nde_talf.decoding.rules.residual import Node, Residual
 from nde_talf.decoding.rules.verification_table import node_of, nodes_of
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
+
+T = TypeVar("T")
 
 
 class Rule:
@@ -89,14 +94,10 @@ class Rule:
         Each field is a tensor [R, n], of which column j is the state after j rejections
         (`by_count`: with j draws).
         """
-        from nde_talf.decoding.rules.labels import states_after
-
         return states_after(self, p, q, draws)
 
     def branching(self, p: Tensor, q: Tensor, draws: Tensor) -> Any:
         """Return the branching probabilities at rows of p, q [R, V] with up to draws [R] draws."""
-        from nde_talf.decoding.rules.labels import Branching
-
         return Branching(self, p, q, draws)
 
 
@@ -137,3 +138,32 @@ def verifier_of(name: str, rule: Rule, trees: frozenset[str], labels: bool = Fal
     masses = "without_replacement" in trees and "iid" not in trees
     walking = partial(walk, rule, without_replacement=masses)
     return Verifier(name, walking, trees, rule if labels else None)
+
+
+def rule(
+    name: str,
+    trees: Iterable[str],
+    labels: Any = None,
+    **options: Any,
+) -> Callable[[T], T]:
+    """Register a verification rule: a `Rule` class, or a function of (tree, rng).
+
+    Args:
+        name: by which a configuration selects it.
+        trees: kinds of tree on which it is lossless and meant to be used: PATHS, DELAYED, IID,
+            DISTINCT or EVERY.
+        labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
+            so itself, a function (levels, start) for others; None: it has no labels.
+        options: further arguments of the function.
+    """
+
+    def decorate(thing: T) -> T:
+        made: Any = thing
+        if isinstance(thing, type):
+            verifier = verifier_of(name, made(), frozenset(trees), labels)
+        else:
+            verifier = Verifier(name, partial(made, **options), frozenset(trees), labels)
+        VERIFIERS.add(name)(verifier)
+        return thing
+
+    return decorate
