@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.forward.original import TransformersForward
 
 
-def with_features(run: "TransformersForward", layers: Sequence[int], *inputs: Any) -> Tensor:
+def with_features(run: TransformersForward, layers: Sequence[int], *inputs: Any) -> Tensor:
     """Run a pass; after its states stands the residual stream after each of `layers`.
 
     0 is before the first layer. It is collected by hooks, which makes no graph.
