@@ -19,6 +19,7 @@ from nde_talf.data.text.conversation import (
     SYSTEM,
     TOOL,
     USER,
+    Conversation,
     Message,
     UnsuitedError,
     in_order,
@@ -72,23 +73,14 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             break
         row = rows[int(index)]
         try:
-            said = with_columns(in_order(turns_of(row)), row, read)
-            messages, tools, unused = said.messages, said.tools, said.unused
-            answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
-            if config.regenerate:
-                unused += ("tools",) * any(tools or m["role"] == TOOL for m in messages)
-                messages = [message for message in messages if message["role"] in (SYSTEM, USER)]
-                tools = None
-            elif not answers:
-                raise UnsuitedError("without an assistant's turn")
-            else:
-                messages = messages[: answers[-1] + 1]
+            said = _as_asked(with_columns(in_order(turns_of(row)), row, read), config.regenerate)
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        name = short_hash(json.dumps(messages, default=str))
+        name = short_hash(json.dumps(said.messages, default=str))
         skipped["said before"] += name in dialogues
-        dialogues.setdefault(name, Dialogue(name, messages, tools=tools, unused=unused))
+        own = Dialogue(name, said.messages, tools=said.tools, unused=said.unused)
+        dialogues.setdefault(name, own)
     if not dialogues:
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
@@ -98,6 +90,18 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             f" with {KEY}.regenerate=true."
         )
     return list(dialogues.values()), +skipped
+
+
+def _as_asked(said: Conversation, regenerate: bool) -> Conversation:
+    """Return a conversation up to its last answer, or without answers to `regenerate` them."""
+    if regenerate:
+        kept = [message for message in said.messages if message["role"] in (SYSTEM, USER)]
+        tools = said.tools or any(m["role"] == TOOL for m in said.messages)
+        return Conversation(kept, None, said.unused + ("tools",) * bool(tools))
+    answers = [i for i, message in enumerate(said.messages) if message["role"] == ASSISTANT]
+    if not answers:
+        raise UnsuitedError("without an assistant's turn")
+    return Conversation(said.messages[: answers[-1] + 1], said.tools, said.unused)
 
 
 def turns_in(

@@ -55,18 +55,31 @@ def regenerate(
         if not prompts:
             break
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
-        going_on = []
-        for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
-            answer = tokens[len(prompt) :]
-            cut = len(answer) == new_tokens  # an end of text would have been dropped
-            text = encoder.tokenizer.decode(answer, clean_up_tokenization_spaces=False).strip()
-            if text:
-                said = [questions[i][turn], {"role": ASSISTANT, "content": text}]
-                made[i] = replace(made[i], messages=[*made[i].messages, *said], cut=cut)
-                if not cut:
-                    going_on.append(i)
+        answers = {i: ids[len(prompts[i]) :] for i, ids in zip(prompts, sampled, strict=True)}
+        going_on = [
+            i
+            for i, answer in answers.items()
+            if _answered(made, i, questions[i][turn], answer, encoder, new_tokens)
+        ]
     return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]
 
 
 def _said(dialogue: Dialogue, by_system: bool) -> list[Message]:
     return [m for m in dialogue.messages if (m["role"] == SYSTEM) == by_system]
+
+
+def _answered(
+    made: list[Dialogue],
+    at: int,
+    question: Message,
+    answer: list[int],
+    encoder: ChatEncoder,
+    new_tokens: int,
+) -> bool:
+    """Add a question and its answer to dialogue `at`; return whether the next may be asked."""
+    cut = len(answer) == new_tokens  # an end of text would have been dropped
+    text = encoder.tokenizer.decode(answer, clean_up_tokenization_spaces=False).strip()
+    if text:
+        said = [question, {"role": ASSISTANT, "content": text}]
+        made[at] = replace(made[at], messages=[*made[at].messages, *said], cut=cut)
+    return bool(text) and not cut

@@ -129,11 +129,10 @@ class ChatTemplate:
 
     def left_out(self, messages: Sequence[Message], tools: list[Any] | None = None) -> list[str]:
         """Name the roles and fields of a conversation that change nothing in what is rendered."""
-        fields = dict.fromkeys(name for message in messages for name in message)
+        fields = {name for message in messages for name in message} - {"role", "content"}
         without: dict[str, Any] = {
-            name: ([{k: v for k, v in m.items() if k != name} for m in messages], tools)
-            for name in fields
-            if name not in ("role", "content")
+            name: ([_without(message, name) for message in messages], tools)
+            for name in sorted(fields)
         }
         for role in {m["role"] for m in messages} & {SYSTEM, TOOL}:
             without[f"{role} turns"] = [m for m in messages if m["role"] != role], tools
@@ -152,6 +151,10 @@ class ChatTemplate:
         if not self._parts:
             return given
         return [m | {"content": [{"type": "text", "text": m["content"]}]} for m in given]
+
+
+def _without(message: Message, name: str) -> Message:
+    return {key: value for key, value in message.items() if key != name}
 
 
 def _squeezed(text: str) -> str:

@@ -49,19 +49,12 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     Raises:
         UserError: the way asked for is none, or oneDNN has none for these weights.
     """
-    if asked not in PRODUCTS:
-        raise UserError(f"products={asked}; choose one of {', '.join(PRODUCTS)}.")
     dtype = next(module.parameters()).dtype
-    there = has_onednn(dtype)
-    if asked not in ("auto", "plain") and not there:
-        raise UserError(
-            f"products={asked}: oneDNN has no {dtype} products with this torch on this processor."
-            " Choose auto or plain."
-        )
+    _check_way(asked, dtype)
     if asked != "auto":
         return asked
     matrices = _large(module)
-    if not (matrices and there):
+    if not (matrices and has_onednn(dtype)):
         return "plain"
     # Room for twice the weights beside what is in use.
     needed = 2 * sum(weight.nbytes for weight in module.parameters())
@@ -81,14 +74,29 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         way: str = read_json(path).get("way")
         if way in PRODUCTS[1:]:
             return way
-    times = _times(matrices, packs)
-    way = min(times, key=lambda name: math.prod(times[name]))
-    if 1.1 * times["plain"][0] < times[way][0]:
-        way += MANY
+    way = _timed(matrices, packs)
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
     return way
+
+
+def _check_way(asked: str, dtype: torch.dtype) -> None:
+    """Raise UserError for a way that there is not, or not for weights of this type."""
+    if asked not in PRODUCTS:
+        raise UserError(f"products={asked}; choose one of {', '.join(PRODUCTS)}.")
+    if asked not in ("auto", "plain") and not has_onednn(dtype):
+        raise UserError(
+            f"products={asked}: oneDNN has no {dtype} products with this torch on this processor."
+            " Choose auto or plain."
+        )
+
+
+def _timed(matrices: list[Tensor], packs: bool) -> str:
+    """Return the way with the smallest product of times over the numbers of rows."""
+    times = _times(matrices, packs)
+    way = min(times, key=lambda name: math.prod(times[name]))
+    return way + MANY if 1.1 * times["plain"][0] < times[way][0] else way
 
 
 def _large(module: nn.Module) -> list[Tensor]:
