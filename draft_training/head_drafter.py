@@ -19,8 +19,8 @@ from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.model.head import EagleHead
 
 
 class EagleDrafter(SessionDrafter):

@@ -42,7 +42,7 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.loops import generated
 
 Texts = list[list[int]]

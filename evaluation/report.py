@@ -53,7 +53,7 @@ class ReportData:
         same: by setting, methods not decoded, and what each is the same as.
         exports: by setting, for selectors that exported a static tree, its method.
         pair: held-out figures of the pair.
-        offline: by selector and latency table, see `nde_talf.selector.evaluate`.
+        offline: by selector and latency table, see `nde_talf.selector.offline_evaluation`.
         head: held-out figures of the draft head.
         curves: by training, its series.
         stages: seconds by stage.

@@ -26,13 +26,13 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.export import save_selector
 from nde_talf.selector.fingerprint import fingerprint
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
+from nde_talf.selector.offline_evaluation import evaluate_offline
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
-from nde_talf.selector.train import CrossFit, train_selector
+from nde_talf.selector.training import CrossFit, train_selector
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.fitness import LARGEST
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector, SelectorSchema, selectable
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
 
 FORMAT = Format("selector", "train it again with stage=selector force=true")

@@ -15,8 +15,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Amount, Share
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.verifier import Verifier
-from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static
+from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 
 PASSES, FARTHEST = 2, 2.0

@@ -15,8 +15,8 @@ from nde_talf import (
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.forward import layer, parts
-from nde_talf.draft_training.settings import HeadConfig
-from nde_talf.draft_training.train_head import HeadModule, build_head
+from nde_talf.draft_training.training.head_training import HeadModule, build_head
+from nde_talf.draft_training.training_settings import HeadConfig
 from tests.data.test_traces import trace
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import EVERY_POLICY

@@ -25,12 +25,12 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.evaluate import rows_with_roots
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.target_trees import target_features, target_levels
-from nde_talf.draft_training.tree_attention import TreeLevel
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import TreeLevel
+from nde_talf.draft_training.targets.target_trees import target_features, target_levels
+from nde_talf.draft_training.training.head_evaluation import rows_with_roots
 
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""

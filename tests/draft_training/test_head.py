@@ -21,8 +21,8 @@ from nde_talf import (
 )
 from nde_talf.decoding.forward import layer
 from nde_talf.decoding.forward.onednn import has_onednn
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.target_trees import target_features
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.targets.target_trees import target_features
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_model
 from tests.decoding.tiny_loop import VOCABULARY, law_of, target_law

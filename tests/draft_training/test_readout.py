@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import EagleLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_features
-from nde_talf.draft_training.train_head import HeadModule
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.targets.target_trees import target_features
+from nde_talf.draft_training.training.head_training import HeadModule
+from nde_talf.draft_training.training_settings import EagleLoss, HeadConfig, TalfLoss
 from tests.decoding.families import V, family
 from tests.draft_training.heads import batch_of, random_eagle3, random_head
 

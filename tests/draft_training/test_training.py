@@ -15,12 +15,12 @@ import pytorch_lightning as pl
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.losses import HeadReadout, written_out
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_beam
-from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
-from nde_talf.draft_training.trainer import BEST, CHECKPOINT
+from nde_talf.draft_training.targets.target_trees import target_beam
+from nde_talf.draft_training.training.head_evaluation import held_out_report
+from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
+from nde_talf.draft_training.training.losses import HeadReadout, written_out
+from nde_talf.draft_training.training.trainer import BEST, CHECKPOINT
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from tests import ROOT
 from tests.draft_training.heads import (
     KillBefore,

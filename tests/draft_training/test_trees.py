@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training import target_trees, tree_attention
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.target_trees import target_beam
+from nde_talf.draft_training.model import tree_attention
+from nde_talf.draft_training.targets import target_trees
+from nde_talf.draft_training.targets.target_trees import target_beam
+from nde_talf.draft_training.training.head_evaluation import held_out_report
 from tests.draft_training.heads import random_head, tiny_target
 from tests.refusal import refusal
 

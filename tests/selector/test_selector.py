@@ -20,11 +20,11 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.sampling import warp
-from nde_talf.selector.entropy import ENTROPY, EntropyRule
-from nde_talf.selector.evaluate import chosen_actions, evaluate_offline
-from nde_talf.selector.latency import StepCosts
+from nde_talf.selector.entropy_policy import ENTROPY, EntropyRule
+from nde_talf.selector.offline_evaluation import chosen_actions, evaluate_offline
+from nde_talf.selector.prices import StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
-from nde_talf.selector.train import SelectorModule, fit_selector, prompt_folds, train_selector
+from nde_talf.selector.training import SelectorModule, fit_selector, prompt_folds, train_selector
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema

@@ -25,10 +25,10 @@ from nde_talf.decoding.forward.layer import NotNativeError
 from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.readout import Readout
-from nde_talf.draft_training import tree_attention
-from nde_talf.draft_training.families import family_of, layer_config, rotary_of
-from nde_talf.draft_training.head_forward import HeadForward
-from nde_talf.draft_training.settings import FAMILY
+from nde_talf.draft_training.model import tree_attention
+from nde_talf.draft_training.model.families import family_of, layer_config, rotary_of
+from nde_talf.draft_training.model.head_forward import HeadForward
+from nde_talf.draft_training.training_settings import FAMILY
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature
 # of size 1.

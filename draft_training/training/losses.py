@@ -26,10 +26,10 @@ from torch.nn import functional as F
 
 from nde_talf.decoding.readout import Readout
 from nde_talf.draft_training.registry import LOSSES, loss
-from nde_talf.draft_training.settings import EagleLoss, Loss, TalfLoss
+from nde_talf.draft_training.training_settings import EagleLoss, Loss, TalfLoss
 
 if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+    from nde_talf.draft_training.model.head import EagleHead
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def eagle_loss(
     all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum
     equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
-    >>> from nde_talf.draft_training.settings import HassLoss
+    >>> from nde_talf.draft_training.training_settings import HassLoss
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
     >>> round(eagle_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.589

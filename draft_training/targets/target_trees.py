@@ -15,8 +15,8 @@ from torch import Tensor
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.document_masks import document_positions, same_document, unseen
-from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
+from nde_talf.draft_training.model.tree_attention import TreeLevel, take_rows
+from nde_talf.draft_training.targets.document_masks import document_positions, same_document, unseen
 
 ROWS = 128
 """Nodes of one level that go through the target in one pass over a sequence; its mask is

@@ -13,7 +13,7 @@ from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.registry import FAMILIES
 
 if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+    from nde_talf.draft_training.model.head import EagleHead
 
 
 class HeadForward(FusedPass):

@@ -11,11 +11,16 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.document_masks import counted_roots
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, NodeMetrics, accepted_length, node_metrics
-from nde_talf.draft_training.target_trees import TargetTrees, target_beam, target_levels
-from nde_talf.draft_training.tree_attention import TreeLevel
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import TreeLevel
+from nde_talf.draft_training.targets.document_masks import counted_roots
+from nde_talf.draft_training.targets.target_trees import TargetTrees, target_beam, target_levels
+from nde_talf.draft_training.training.losses import (
+    HeadReadout,
+    NodeMetrics,
+    accepted_length,
+    node_metrics,
+)
 
 SAMPLED = 4  # tokens drafted in the simulated figure of a report
 _STRIDE = 8  # roots from one that is looked at to the next

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from nde_talf.draft_training.document_masks import (
+from nde_talf.draft_training.targets.document_masks import (
     document_positions,
     entry_documents,
     same_document,
@@ -32,7 +32,7 @@ from nde_talf.draft_training.document_masks import (
 )
 
 if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+    from nde_talf.draft_training.model.head import EagleHead
 
 QUERIES = {"cpu": 256}
 """By kind of device, how many queries of one row have their scores over the text computed together;
