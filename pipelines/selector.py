@@ -26,7 +26,6 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.export import save_selector
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.network import Selector
 from nde_talf.selector.offline_evaluation import evaluate_offline
@@ -81,7 +80,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 for table, of in of_all.items()
             }
             facts = {"roots": size, "latency tables": list(tables)}
-            save_selector(selector, export, facts, figures)
+            selector.save_pretrained(export, facts, figures)
             tracker.log({name: of_all | {"twice the prompts": crossed.doubling}})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)

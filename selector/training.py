@@ -23,10 +23,11 @@ from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
-from nde_talf.selector.network import Selector, SelectorSchema
+from nde_talf.selector.network import Selector
 from nde_talf.selector.objective import deviance, selector_loss, taken, visits
 from nde_talf.selector.prices import context_counts
 from nde_talf.selector.roots import PricedRoots, throughput_gain
+from nde_talf.selector.schema import SelectorSchema
 from nde_talf.selector.selector_settings import SelectorConfig
 
 PATIENCE, WEIGHT_DECAY = 5, 0.1

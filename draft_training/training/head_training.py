@@ -32,6 +32,7 @@ from nde_talf.draft_training.model.draft_vocab import (
 )
 from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.document_masks import choose_roots, counted_roots
 from nde_talf.draft_training.targets.target_trees import (
     TargetTrees,
@@ -172,8 +173,8 @@ class HeadModule(RowModule):
         trees = self._trees(batch.tokens, document, roots, depth)
         detach = loss.detach_features
         loss = self.first if chain else loss
-        outputs = self.head.tree_features(
-            trees.tokens, trees.features, trees.roots, trees.levels, detach, document
+        outputs = tree_features(
+            self.head, trees.tokens, trees.features, trees.roots, trees.levels, detach, document
         )
         # 3. The loss. At depth 0 every token is a root with a tree of one node.
         outputs = [self.head.read(level) for level in outputs]

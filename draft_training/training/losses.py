@@ -18,18 +18,16 @@ it. Tests compare the two.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.readout import Readout
+from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.registry import LOSSES, loss
 from nde_talf.draft_training.training_settings import EagleLoss, Loss, TalfLoss
-
-if TYPE_CHECKING:
-    from nde_talf.draft_training.model.head import EagleHead
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class HeadReadout(Readout):
     chunk: int = 512
 
     @classmethod
-    def of(cls, head: "EagleHead") -> "HeadReadout":
+    def of(cls, head: EagleHead) -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
         autocast = torch.is_autocast_enabled(kind)
