@@ -23,7 +23,8 @@ from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
-from nde_talf.evaluation.report import ReportData, write_report
+from nde_talf.evaluation.report import write_report
+from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
