@@ -35,8 +35,8 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config import MEASURED, table_file
-from nde_talf.selector.latency import LatencyTable, StepCosts
 from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken
+from nde_talf.selector.prices import LatencyTable, StepCosts
 
 DEPTHS, ALL = 8, "all"
 SAMPLES = 8  # super-trees at a root: one half chooses, one values

@@ -56,10 +56,11 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, tree_loss
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, TalfLoss
-from nde_talf.draft_training.target_trees import chains, target_beam, target_features
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.target_trees import chains, target_beam, target_features
+from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, TalfLoss
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
@@ -366,8 +367,14 @@ def _head_step(
         else:
             along, _ = target_features(target, tokens, None)
             trees = chains(tokens, along, roots, loss.depth)
-        outputs = head.tree_features(
-            trees.tokens, trees.features, trees.roots, trees.levels, loss.detach_features, None
+        outputs = tree_features(
+            head,
+            trees.tokens,
+            trees.features,
+            trees.roots,
+            trees.levels,
+            loss.detach_features,
+            None,
         )
         outputs = [head.read(level) for level in outputs]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]

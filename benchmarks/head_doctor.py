@@ -30,9 +30,9 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.draft_training.model.head import EagleHead
 
 HEALTHY = "no fault"
 CLOSE = 3.0

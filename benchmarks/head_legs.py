@@ -20,10 +20,10 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import HeadConfig
-from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.training.head_evaluation import held_out_report
+from nde_talf.draft_training.training.head_training import fit_head
+from nde_talf.draft_training.training_settings import HeadConfig
 from recipes.small.training import PAUSE, Leg
 
 HELD_OUT = 50

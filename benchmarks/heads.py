@@ -37,14 +37,14 @@ from nde_talf.decoding.common.bootstrap import times
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import TargetTrees
-from nde_talf.draft_training.train_head import HeadModule, build_head
-from nde_talf.draft_training.trainer import train_rows
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import TargetTrees
+from nde_talf.draft_training.training.head_evaluation import SAMPLED, held_out_report
+from nde_talf.draft_training.training.head_training import HeadModule, build_head
+from nde_talf.draft_training.training.trainer import train_rows
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import speed_ratio
 from recipes.small.steps import TEXT_ROWS, samples

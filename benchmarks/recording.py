@@ -17,7 +17,7 @@ import torch
 from nde_talf import Autoregressive, Rng, SamplingSetting, SpeculativeDecoder
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.templates import load_tokenizer
-from nde_talf.evaluation.sample import pieces
+from nde_talf.evaluation.sample_text import pieces
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.streaming import make_decoder

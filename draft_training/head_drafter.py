@@ -19,8 +19,9 @@ from nde_talf.decoding.sampling import SamplingSetting, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import Accepted
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.head_forward import run_native
 
 
 class EagleDrafter(SessionDrafter):
@@ -32,7 +33,7 @@ class EagleDrafter(SessionDrafter):
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval(), head.target
-        head.run_native()
+        run_native(head)
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
         make = TreeSession if static is None else static.session
         session = partial(make, head.forward, head.device, head.dtype, len(head.layers))

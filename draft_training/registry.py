@@ -5,14 +5,14 @@ from nde_talf.decoding.registry import Registry
 LOSSES = Registry(
     "draft.loss",
     "nde_talf.draft_training",
-    {"talf": "losses", "hass": "losses", "eagle": "losses"},
+    {"talf": "training.losses", "hass": "training.losses", "eagle": "training.losses"},
 )
 """Losses of draft heads."""
 
 HEADS = Registry(
     "draft.layer",
     "nde_talf.draft_training",
-    dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3_text"), "families"),
+    dict.fromkeys(("llama", "qwen2", "qwen3", "gemma2", "gemma3_text"), "model.families"),
 )
 """Families of a draft head's decoder layer, by transformers' `model_type` of the target."""
 

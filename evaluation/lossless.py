@@ -30,7 +30,10 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
+from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
 from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
@@ -43,7 +46,7 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.loops import generated
 
 Texts = list[list[int]]
@@ -97,8 +100,6 @@ class LosslessConfig:
 
 def tiny_pair(folder: Path, seed: int) -> tuple[str, str]:
     """Make a tiny Llama with random weights and a draft like it; returns their folders."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -178,9 +179,6 @@ def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
 
     Raises UserError from the first sample where it drafts nothing.
     """
-    from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
-    from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
-
     method = ngram_method(config.speculate, 1, 3)
     if config.drafts == "model":
         method = draft_method(draft, config.speculate)

@@ -48,10 +48,10 @@ from nde_talf.evaluation.tuning import (
     Tuner,
     configuration,
 )
-from nde_talf.selector.entropy import EntropyRule
-from nde_talf.selector.measure import drafter_of
+from nde_talf.selector.entropy_policy import EntropyRule
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.profiling import drafter_of
 
 NGRAM = "n-gram"
 BEST_STATIC = "best static"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context, rc_params_from_file
@@ -16,10 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import Row, control_of
-
-if TYPE_CHECKING:
-    from nde_talf.evaluation.report import ReportData
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
 BAND = "#e69f00"
@@ -139,7 +137,7 @@ def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[i
     return by_token or whole
 
 
-def pictures(data: "ReportData") -> Iterator[tuple[str, str, Figure]]:
+def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
     """Every picture that has something to show: its section of the template, name and figure.
 
     The template has a caption for each name.

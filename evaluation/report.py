@@ -3,8 +3,7 @@
 The words are in `report.html`; this module gives it numbers.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,126 +14,14 @@ from markupsafe import Markup
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.decoding.steps import PHASES
-from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
-from nde_talf.evaluation.table import (
-    Row,
-    acceptance_by_position,
-    by_kind,
-    by_setting,
-    control_of,
-    ended,
-    histogram,
-    markdown,
-    steps_by_tree,
-    tabulate,
-)
-from nde_talf.evaluation.verdict import Verdict, in_words, verdict
+from nde_talf.evaluation.report_data import ReportData
+from nde_talf.evaluation.table import control_of, markdown
+from nde_talf.evaluation.verdict import in_words
 
 TEMPLATE = Path(__file__).with_name("report.html")
-
-
-@dataclass
-class ReportData:
-    """The numbers of the report; an empty part is left out.
-
-    Attributes:
-        run: name of the run.
-        tables: rows by setting.
-        verdicts: by setting.
-        kinds: by setting and domain, rows.
-        histograms: by setting and method, steps by accepted tokens.
-        chosen: by setting and selector, steps by tree.
-        measured: how much was decoded, in words.
-        ended: by setting, how many texts ended by themselves, in words.
-        learned: by setting, names of methods with something learned.
-        same: by setting, methods not decoded, and what each is the same as.
-        exports: by setting, for selectors that exported a static tree, its method.
-        pair: held-out figures of the pair.
-        offline: by selector and latency table, see `nde_talf.selector.evaluate`.
-        head: held-out figures of the draft head.
-        curves: by training, its series.
-        stages: seconds by stage.
-        environment: what it was measured with.
-        sample: a decoded text.
-    """
-
-    run: str
-    tables: dict[str, list[Row]]
-    verdicts: dict[str, Verdict]
-    kinds: dict[str, dict[str, list[Row]]]
-    histograms: dict[str, dict[str, list[int]]]
-    chosen: dict[str, dict[str, dict[str, int]]]
-    ended: dict[str, str]
-    measured: str
-    learned: dict[str, list[str]]
-    same: dict[str, dict[str, str]]
-    exports: dict[str, dict[str, str]]
-    pair: dict[str, Any]
-    offline: dict[str, Any]
-    head: dict[str, Any]
-    curves: dict[str, dict[str, list[tuple[int, float]]]]
-    stages: dict[str, float]
-    environment: dict[str, str]
-    sample: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, run: str, records: list[Record], conditions: str, **parts: Any) -> "ReportData":
-        """All that follows from records. conditions: see `verdict`; parts: the other fields."""
-        tables = tabulate(records)
-        return cls(
-            run,
-            tables,
-            {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
-            by_kind(records),
-            _by_method(records, histogram),
-            _by_method(records, steps_by_tree),
-            {s: ended(record for record in records if record.setting == s) for s in tables},
-            **parts,
-        )
-
-    @property
-    def positions(self) -> dict[str, dict[str, list[float]]]:
-        """Acceptance by position, by setting and method that drafts."""
-        return {
-            setting: rates
-            for setting, methods in self.histograms.items()
-            if (rates := {m: acceptance_by_position(c) for m, c in methods.items() if len(c) > 1})
-        }
-
-    @property
-    def standing(self) -> dict[str, list[str]]:
-        """Sentences by setting: why a selector is static, where the other learned parts stand."""
-        sentences: dict[str, list[str]] = {}
-        for setting, rows in self.tables.items():
-            sentences[setting] = [
-                f"{title} is static here ({export}): choosing trees did not win on training prompts"
-                " held out in turn."
-                for title, export in self.exports.get(setting, {}).items()
-            ]
-            control = control_of(rows)
-            sentences[setting] += [
-                f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
-                f" {place} of {len(rows)}."
-                for place, row in enumerate(sorted(rows, key=lambda r: -r.speedup[0]), 1)
-                if row.method in self.learned.get(setting, ())
-                and trusted(control, row.speedup) is not False
-            ]
-        return sentences
-
-
-def _by_method(
-    records: list[Record], figure: Callable[[list[Record]], Any]
-) -> dict[str, dict[str, Any]]:
-    """`figure` of every method's records that has one, by setting."""
-    figures: dict[str, dict[str, Any]] = {}
-    for setting, methods in by_setting(records).items():
-        for name, own in methods.items():
-            if value := figure(own):
-                figures.setdefault(setting, {})[name] = value
-    return figures
 
 
 def results(data: ReportData) -> dict[str, Any]:

@@ -39,9 +39,9 @@ from nde_talf.integrations.transformers import Speculation as Speculation
 from nde_talf.integrations.transformers import speculate as speculate
 from nde_talf.integrations.vllm import for_vllm as for_vllm
 from nde_talf.pipelines.streaming import open_run as open_run
-from nde_talf.selector.latency import LatencyTable as LatencyTable
 from nde_talf.selector.network import Selector as Selector
 from nde_talf.selector.policy import NeuralPolicy as NeuralPolicy
+from nde_talf.selector.prices import LatencyTable as LatencyTable
 from nde_talf.warping import warp as warp
 
 __version__: str

@@ -135,7 +135,7 @@ def sampled(
 
     from nde_talf.decoding.drafter import LMDrafter
     from nde_talf.decoding.sampling import Rng, warp
-    from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+    from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 
     counts: Counter[int] = Counter()
     generator = torch.Generator().manual_seed(seed)

@@ -81,8 +81,8 @@ def check_machine(config: Config) -> None:
     Imports torch.
     """
     from nde_talf.pipelines.policy_table import make_policy
-    from nde_talf.selector.latency import LatencyTable
-    from nde_talf.selector.network import selectable
+    from nde_talf.selector.prices import LatencyTable
+    from nde_talf.selector.schema import selectable
 
     check_device(config.model.device)
     for name in config.selector.verifiers:

@@ -36,9 +36,9 @@ from nde_talf.decoding.names import DTYPES, PRODUCTS
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
-from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig
+from nde_talf.draft_training.training_settings import HeadConfig, LanguageModelConfig
 from nde_talf.pipelines.finished import check_name
-from nde_talf.selector.settings import SelectorConfig
+from nde_talf.selector.selector_settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OF_DRAFT_MODEL = ("latency", "traces", "selector")

@@ -19,13 +19,13 @@ from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.evaluate import SAMPLED, held_out_report
-from nde_talf.draft_training.export import load_head, save_head, write_head_card
-from nde_talf.draft_training.families import NoHeadError
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import FILES
-from nde_talf.draft_training.settings import OPERATIONAL, HeadConfig
-from nde_talf.draft_training.train_head import build_head, fit_head
+from nde_talf.draft_training.export.head_format import load_head, save_head, write_head_card
+from nde_talf.draft_training.export.published_heads import FILES
+from nde_talf.draft_training.model.families import NoHeadError
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.training.head_evaluation import SAMPLED, held_out_report
+from nde_talf.draft_training.training.head_training import build_head, fit_head
+from nde_talf.draft_training.training_settings import OPERATIONAL, HeadConfig
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.dialogues import dialogue_rows, with_self_made
 from nde_talf.pipelines.stage import Stage

@@ -9,8 +9,8 @@ from typing import Any
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.pipelines.config import PASSES, Config
 from nde_talf.pipelines.machine import threads
 

@@ -48,7 +48,7 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
 
 def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     """Build target and draft by role, those that would be trained here too."""
-    from nde_talf.draft_training.train_lm import build_llama
+    from nde_talf.draft_training.training.lm_training import build_llama
 
     dtype = getattr(torch, model.dtype)
     models = {

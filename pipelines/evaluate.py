@@ -23,8 +23,9 @@ from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
-from nde_talf.evaluation.report import ReportData, write_report
-from nde_talf.evaluation.sample import coloured
+from nde_talf.evaluation.report import write_report
+from nde_talf.evaluation.report_data import ReportData
+from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
@@ -35,8 +36,8 @@ from nde_talf.pipelines.policy_table import default_verifier, make_policy
 from nde_talf.pipelines.selector import roots_of
 from nde_talf.pipelines.stage import Stage, console
 from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import Roots
 
 MACHINES = "machines.json"

@@ -18,8 +18,8 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.latency import AGREE, LatencyTable
-from nde_talf.selector.measure import Conditions, measure_latency
+from nde_talf.selector.prices import AGREE, LatencyTable
+from nde_talf.selector.profiling import Conditions, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:

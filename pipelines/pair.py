@@ -55,7 +55,12 @@ from nde_talf.decoding.loading import read_config
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
 from nde_talf.decoding.static import MARGIN
-from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
+from nde_talf.draft_training.training.lm_training import (
+    LanguageModel,
+    build_llama,
+    fit,
+    held_out_report,
+)
 from nde_talf.pipelines.answers import OPENING, SelfMade, continued, sampled
 from nde_talf.pipelines.checks import sources
 from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig

@@ -24,7 +24,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
-from nde_talf.evaluation.before_training import Prices
+from nde_talf.evaluation.speed_estimate import Prices
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
 from nde_talf.pipelines.finished import Run
@@ -32,8 +32,8 @@ from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_ma
 
 if TYPE_CHECKING:
     from nde_talf.data.engines.vllm_speculation import Method
-    from nde_talf.evaluation.recommend import Recommendation
-    from nde_talf.selector.latency import LatencyTable
+    from nde_talf.evaluation.recommendation import Recommendation
+    from nde_talf.selector.prices import LatencyTable
 
 FOLDER = "recommend"
 BATCHES = (1, 4, 16, 64, 256)
@@ -80,7 +80,7 @@ def recommend(config: RecommendConfig) -> None:
         return
     run = Run(config.run, config.paths.checkpoints)
     quiet()
-    from nde_talf.evaluation import recommend as choices
+    from nde_talf.evaluation import recommendation as choices
     from nde_talf.pipelines.selector import roots_of
 
     made = check_stage(run, "traces")["traces"]
@@ -193,7 +193,7 @@ def check_stage(run: Run, stage: str) -> dict:
 
 def _table(config: RecommendConfig, run: Run, drafter: str) -> "LatencyTable":
     """The prices. Raises UserError for a table of another drafter or of models of other sizes."""
-    from nde_talf.selector.latency import AGREE, LatencyTable
+    from nde_talf.selector.prices import AGREE, LatencyTable
 
     measured = run.stage("latency") / TABLE
     if config.table == MEASURED:
@@ -221,7 +221,7 @@ def _table(config: RecommendConfig, run: Run, drafter: str) -> "LatencyTable":
 def _shown(title: str, best: "Recommendation") -> Table:
     """Tabulate the figures of held-out roots."""
     from nde_talf.evaluation.loops import TITLES
-    from nde_talf.evaluation.recommend import NONE
+    from nde_talf.evaluation.recommendation import NONE
 
     columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
     table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)

@@ -52,7 +52,7 @@ def run(config: Config) -> None:
     check_machine(config)
     # Imported here, after the checks: they take seconds.
     from nde_talf.decoding.device import free_memory
-    from nde_talf.draft_training.families import NoHeadError
+    from nde_talf.draft_training.model.families import NoHeadError
     from nde_talf.pipelines.lock import locked
     from nde_talf.pipelines.pair import check_template
     from nde_talf.pipelines.stage import Attempt, every_stage

@@ -3,7 +3,6 @@
 They are evaluated under every latency table.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,16 +22,14 @@ from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config import MEASURED, Config, table_file
 from nde_talf.pipelines.drafted import load_drafted, needs
 from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.manifest import read_manifest
 from nde_talf.pipelines.stage import Stage
 from nde_talf.pipelines.tracking import tracked
-from nde_talf.selector.evaluate import evaluate_offline
-from nde_talf.selector.export import save_selector
 from nde_talf.selector.fingerprint import fingerprint
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
+from nde_talf.selector.offline_evaluation import evaluate_offline
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
-from nde_talf.selector.train import CrossFit, train_selector
+from nde_talf.selector.training import CrossFit, train_selector
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -70,9 +67,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             )
             selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
-            _tell(name, splits[0].settings, selector, crossed, folders["traces"])
+            _tell(name, splits[0].settings, selector, crossed)
             report[name] = {
-                table: {**evaluate_offline(selector, training, held_out, i), "curve": crossed.curve}
+                table: evaluate_offline(selector, training, held_out, i)
                 for i, table in enumerate(tables)
             }
             of_all = {table: of["all"] for table, of in report[name].items()}
@@ -81,8 +78,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 for table, of in of_all.items()
             }
             facts = {"roots": size, "latency tables": list(tables)}
-            save_selector(selector, export, facts, figures)
-            tracker.log({name: of_all | {"twice the prompts": crossed.doubling}})
+            selector.save_pretrained(export, facts, figures)
+            tracker.log({name: of_all})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))
@@ -102,13 +99,9 @@ def _table(report: dict[str, dict]) -> Markdown:
 
 
 def _tell(
-    name: str,
-    settings: Sequence[tuple[float, float]],
-    selector: Selector,
-    crossed: CrossFit,
-    traces: Path,
+    name: str, settings: Sequence[tuple[float, float]], selector: Selector, crossed: CrossFit
 ) -> None:
-    """Print where choosing won too little, and what more traces would bring and cost."""
+    """Print where choosing won too little."""
     for setting, gain, learned in zip(
         settings, crossed.gains, selector.schema.learned, strict=True
     ):
@@ -119,15 +112,6 @@ def _tell(
                 f" choosing gets {value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's"
                 " tokens/s: too little, so that tree is exported."
             )
-    points = ", ".join(f"{n:.0f} prompts {ratio:.3f}" for n, ratio, *_ in crossed.curve)
-    more = "more is not known of so few"
-    if math.isfinite(crossed.doubling):
-        minutes = read_manifest(traces)["seconds"] / 60
-        more = (
-            f"the last doubling brought {100 * crossed.doubling:+.1f} %, and twice the prompts"
-            f" would hardly bring more, for {minutes:.0f} min of traces"
-        )
-    console.print(f"· {name}: of the best static tree's tokens/s, held out: {points}; {more}")
 
 
 def roots_of(traces: Path, verifiers: Sequence[str]) -> tuple[Roots, Roots]:

@@ -33,17 +33,17 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
 from nde_talf.decoding.verifier import Verifier, check_compatible
-from nde_talf.evaluation.sample import pieces
+from nde_talf.evaluation.sample_text import pieces
 from nde_talf.evaluation.static_trees import PICKED, picked
 from nde_talf.pipelines.config import TABLE
 from nde_talf.pipelines.drafted import load_head_draft
 from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig
 from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.measure import Conditions, machine, measure_latency
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.profiling import Conditions, machine, measure_latency
 
 WARM_UP = 8  # tokens decoded before the text that is shown
 SHOWN = 3  # trees that a selector chose most often

@@ -5,27 +5,26 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.card import write_card
-from nde_talf.decoding.common.checksums import write_export
+from nde_talf.decoding.common.checksums import write_export as write_folder
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.tensors import LARGEST, read_tensors
 from nde_talf.decoding.common.typed import typed
-from nde_talf.selector.latency import LatencyTable
-from nde_talf.selector.network import Selector, SelectorSchema, selectable
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
+from nde_talf.selector.schema import SelectorSchema, selectable
 
 FORMAT = Format("selector", "train it again with stage=selector force=true")
 INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
 """Inputs and choices that every export lists, in order."""
-TABLE = "table.json"
-"""The file of an export that holds its latency table."""
+CONFIG, WEIGHTS, TABLE = "config.json", "model.safetensors", "table.json"
+"""Files of an export."""
 ABOUT = (
     "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
     " Expansion): at every step it chooses the tree that gives most tokens a second. The text, or"
@@ -43,21 +42,18 @@ generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(
 """
 
 
-def save_selector(
-    selector: Selector,
+def write_export(
     folder: Path,
-    facts: Mapping[str, Any] | None = None,
-    figures: Mapping[str, Any] | None = None,
+    schema: SelectorSchema,
+    weights: dict[str, Tensor],
+    table: LatencyTable | None,
+    facts: Mapping[str, Any],
+    figures: Mapping[str, Any] | None,
 ) -> None:
-    """Write weights, configuration, latency table, checksums and card, all or nothing.
+    """Write weights, configuration, latency table, checksums and model card, all or nothing.
 
-    Args:
-        selector: as trained.
-        folder: the export.
-        facts: what it was trained on, for the card.
-        figures: throughputs on held-out roots.
+    facts, figures: see `Selector.save_pretrained`.
     """
-    schema = selector.schema
     known = {
         "verifier": schema.verifier,
         "settings (temperature, top-p)": [f"({t:g}, {p:g})" for t, p in schema.settings],
@@ -68,34 +64,27 @@ def save_selector(
             schema.target_hidden or "not looked at",
             schema.draft_hidden,
         ),
-        **(facts or {}),
+        **facts,
     }
 
     def write(temporary: Path) -> None:
-        weights = {name: value.contiguous() for name, value in selector.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors")
-        config = {"format": FORMAT.number, **asdict(schema), **INPUTS}
-        write_json(temporary / "config.json", config)
-        if selector.table is not None:
-            selector.table.save(temporary / TABLE)
+        save_file(weights, temporary / WEIGHTS)
+        write_json(temporary / CONFIG, {"format": FORMAT.number, **asdict(schema), **INPUTS})
+        if table is not None:
+            table.save(temporary / TABLE)
         title = f"Selector of draft trees ({schema.verifier})"
         tags = ["speculative-decoding", "selector"]
         write_card(temporary, title, ABOUT, USE, tags, None, known, figures)
 
-    write_export(folder, write)
+    write_folder(folder, write)
 
 
-def load_selector(folder: Path) -> Selector:
-    """Load an exported selector.
-
-    Raises:
-        UserError: `folder` holds none, one of other inputs, one that is not as it was written, or
-            one with a verifier that does not take delayed trees.
-    """
-    path, weights = folder / "config.json", folder / "model.safetensors"
+def read_export(folder: Path) -> tuple[SelectorSchema, dict[str, Tensor], LatencyTable | None]:
+    """Read schema, weights and latency table. Raises UserError as `Selector.from_pretrained`."""
+    path = folder / CONFIG
     if not path.exists():
         raise UserError(
-            f"{folder}: it holds no selector (config.json is missing); run stage=selector first."
+            f"{folder}: it holds no selector ({CONFIG} is missing); run stage=selector first."
         )
     config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
     for key, value in INPUTS.items():
@@ -104,23 +93,20 @@ def load_selector(folder: Path) -> Selector:
                 f"{folder}: its selector was exported with other {key} than this version reads:"
                 " retrain it."
             )
-    with reading(path, FORMAT.again), torch.random.fork_rng(devices=[]):  # a new network draws
+    with reading(path, FORMAT.again):
         (verifier,) = typed(config.get("verifiers"), tuple[str])
         selectable(verifier, f"{path}: verifiers")
-        selector = Selector(typed(config, SelectorSchema))
-    tensors = read_tensors(weights, FORMAT.again)
-    _check_values(tensors, weights)
-    if (counts := tensors.get("static_contexts")) is not None:  # a column for every context seen
-        selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
-    try:
-        selector.load_state_dict(tensors, assign=True)  # whatever torch's default type is
-    except RuntimeError as error:
-        fault = str(error).splitlines()[-1].strip()
-        raise UserError(
-            f"{weights}: it does not fit its config.json ({fault}): {FORMAT.again}."
-        ) from error
-    selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
-    return selector.eval()
+        schema: SelectorSchema = typed(config, SelectorSchema)
+    weights = read_tensors(folder / WEIGHTS, FORMAT.again)
+    _check_values(weights, folder / WEIGHTS)
+    table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
+    return schema, weights, table
+
+
+def unfit(folder: Path, error: Exception) -> UserError:
+    """Make the error for weights in `folder` that do not fit their configuration."""
+    fault = str(error).splitlines()[-1].strip()
+    return UserError(f"{folder / WEIGHTS}: it does not fit its {CONFIG} ({fault}): {FORMAT.again}.")
 
 
 def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:

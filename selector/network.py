@@ -1,106 +1,24 @@
 """The selector and its network (Eq. 10, NDE paper)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from nde_talf.decoding.actions import TREES
-from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
+from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import Amount, Share
-from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.verifier import Verifier
-from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts
+from nde_talf.selector.export import read_export, unfit, write_export
 from nde_talf.selector.objective import best_static
+from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
+from nde_talf.selector.schema import SelectorSchema
 
 PASSES, FARTHEST = 2, 2.0
 """The last scalars are prices of passes; how many deviations from their mean the network reads."""
 CONTEXT = INPUT_SCALARS.index("context")
-
-
-def selectable(name: str, where: str) -> Verifier:
-    """Return the rule called `name`, for which a selector may choose trees.
-
-    Raises:
-        UserError: naming the key or file `where`, for one that is not lossless on every delayed
-            tree at every temperature: a selector drafts these.
-    """
-    fitting = [
-        name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"
-    ]
-    if name not in fitting:
-        why = "it does not take the 'delayed' trees that a selector drafts"
-        if name not in VERIFIERS:
-            why = "there is none of that name"
-        elif name == "greedy":
-            why = "it is lossless at temperature 0 only, where every rule decodes greedily"
-        raise UserError(
-            f"{where}: a selector cannot choose trees for {name}: {why}."
-            f" Choose from {', '.join(fitting)}."
-        )
-    return VERIFIERS[name]
-
-
-Role = Annotated[str, Field(pattern="^(target|draft)$")]
-Setting = tuple[Annotated[float, Field(ge=0)], Share]
-"""Temperature and top-p."""
-
-
-@dataclass(frozen=True)
-class SelectorSchema:
-    """Models, rule and settings that a selector was made for.
-
-    Raises UserError for a verifier that does not take delayed trees. The ranges are checked where
-    an export is read.
-
-    Attributes:
-        target_hidden: size of the target's hidden states; 0: it looks at the draft's features
-            alone.
-        draft_hidden: size of the draft's hidden states.
-        verifiers: the one whose trees it chooses.
-        settings: (temperature, top-p) it was trained under.
-        learned: for each of the settings, whether the network chooses; if not, choosing did not win
-            there in cross-validation, and the best static action is taken.
-        sharpness: see `Selector`.
-        width: of the projections of the hidden states.
-        hidden: widths of the two hidden layers.
-        dropout: in training, after each of them.
-        pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
-        draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is;
-            empty: not known.
-        pair: fingerprints of the models, "target" and "draft"; empty: not known.
-    """
-
-    target_hidden: Natural
-    draft_hidden: Positive
-    verifiers: tuple[str]
-    settings: tuple[Setting, ...]
-    learned: tuple[bool, ...]
-    sharpness: Amount = 20.0
-    width: Positive = 128
-    hidden: tuple[Positive, Positive] = (512, 32)
-    dropout: Proper = 0.1
-    pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
-    draft_setting: Setting | tuple[()] | None = ()
-    pair: dict[Role, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        selectable(self.verifier, "selector")
-        if not 0 < len(self.settings) == len(self.learned):
-            raise ValueError("'settings' and 'learned' are not of one length, above 0")
-        if len({*self.settings}) < len(self.settings):
-            raise ValueError("one of 'settings' is there twice")
-
-    @property
-    def verifier(self) -> str:
-        """Name of the rule."""
-        return self.verifiers[0]
 
 
 class SelectorNetwork(nn.Module):
@@ -236,11 +154,21 @@ class Selector(nn.Module):
             )
         return prices
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Export to a folder: see `nde_talf.selector.export`."""
-        from nde_talf.selector.export import save_selector
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        facts: Mapping[str, Any] | None = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Export to a folder.
 
-        save_selector(self, Path(folder))
+        Args:
+            folder: what was there is replaced.
+            facts: what it was trained on, for the model card.
+            figures: throughputs on held-out roots, for the model card.
+        """
+        weights = {name: value.contiguous() for name, value in self.state_dict().items()}
+        write_export(Path(folder), self.schema, weights, self.table, facts or {}, figures)
 
     @classmethod
     @checked
@@ -248,8 +176,17 @@ class Selector(nn.Module):
         """Load an export.
 
         Raises:
-            UserError: `folder` holds none, or a damaged one: see `nde_talf.selector.export`.
+            UserError: `folder` holds none, a damaged one, one of other inputs, or one of a verifier
+                that takes no delayed trees.
         """
-        from nde_talf.selector.export import load_selector
-
-        return load_selector(Path(folder))
+        schema, weights, table = read_export(Path(folder))
+        with torch.random.fork_rng(devices=[]):  # a new network draws its weights
+            selector = cls(schema)
+        if (counts := weights.get("static_contexts")) is not None:  # a column per context seen
+            selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
+        try:
+            selector.load_state_dict(weights, assign=True)  # whatever torch's default type is
+        except RuntimeError as error:
+            raise unfit(Path(folder), error) from error
+        selector.table = table
+        return selector.eval()

@@ -19,8 +19,8 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import fingerprint, same_model
-from nde_talf.selector.latency import LONGEST, LatencyTable, StepCosts
 from nde_talf.selector.network import Selector
+from nde_talf.selector.prices import LONGEST, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS
 
 

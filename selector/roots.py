@@ -19,8 +19,8 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.features import SCALARS
-from nde_talf.selector.latency import LatencyTable, StepCosts, context_counts
 from nde_talf.selector.objective import taken
+from nde_talf.selector.prices import LatencyTable, StepCosts, context_counts
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 """The scalars of a root that do not depend on the machine, in order.

@@ -23,8 +23,8 @@ from nde_talf.decoding.readout import Readout
 from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.sampling import locate
 from nde_talf.decoding.session import TreeSession
-from nde_talf.draft_training.settings import HeadConfig
-from nde_talf.draft_training.train_head import HeadModule, build_head
+from nde_talf.draft_training.training.head_training import HeadModule, build_head
+from nde_talf.draft_training.training_settings import HeadConfig
 from tests.data.test_traces import trace
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import EVERY_POLICY

@@ -17,9 +17,9 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.static_trees import StaticTrees
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import Roots, roots_from_traces
 
 DEPTHS = 8

@@ -25,12 +25,12 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.draft_training.evaluate import rows_with_roots
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.target_trees import target_features, target_levels
-from nde_talf.draft_training.tree_attention import TreeLevel
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.target_trees import TreeLevel, target_features, target_levels
+from nde_talf.draft_training.training.head_evaluation import rows_with_roots
 
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
@@ -119,10 +119,10 @@ def after_ranks(
     for row, roots in rows_with_roots(rows.to(target.device), STRIDE):
         tokens, document = row.tokens, row.document
         _, features = target_features(target, tokens, document, layers=head.feature_layers)
-        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
+        first = tree_features(head, tokens, features, roots, [], document=document)[0][:, roots - 1]
         guesses = head.logits(first).topk(RANKS, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        drafted = head.tree_features(tokens, features, roots, levels, document=document)[-1]
+        drafted = tree_features(head, tokens, features, roots, levels, document=document)[-1]
         wanted = target_levels(target, tokens, roots, levels, document=document)[0]
         q = head.logits(drafted).float().softmax(-1)
         label = target.logits(wanted).argmax(-1, keepdim=True)

@@ -38,7 +38,7 @@ from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.decoding.streams import Generation
-from nde_talf.draft_training.export import NOTE
+from nde_talf.draft_training.export.head_format import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.integrations.generate_arguments import (
     Row,

@@ -37,8 +37,8 @@ from nde_talf.decoding.ngram import NgramDrafter
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.integrations.batch_drafting import Lengths, Proposals
 from nde_talf.integrations.transformers import NGRAM, drafter_of, is_head
-from nde_talf.selector.chains import LONGEST_PATH, PathLengths
 from nde_talf.selector.network import Selector
+from nde_talf.selector.path_lengths import LONGEST_PATH, PathLengths
 
 KEY = "nde_talf"
 """Under which vLLM's `additional_config` holds our options."""

@@ -30,12 +30,12 @@ from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import native_bfloat16
-from nde_talf.draft_training.checkpoint import CHECKPOINT
-from nde_talf.draft_training.evaluate import SAMPLED
-from nde_talf.draft_training.precision import default_device
-from nde_talf.draft_training.settings import HeadConfig
-from nde_talf.draft_training.train_head import fit_head
-from nde_talf.draft_training.trainer import train_rows
+from nde_talf.draft_training.training.checkpoint import CHECKPOINT
+from nde_talf.draft_training.training.head_evaluation import SAMPLED
+from nde_talf.draft_training.training.head_training import fit_head
+from nde_talf.draft_training.training.precision import default_device
+from nde_talf.draft_training.training.trainer import train_rows
+from nde_talf.draft_training.training_settings import HeadConfig
 from nde_talf.pipelines.answers import OPENING, continued
 from nde_talf.pipelines.config import TrackingConfig
 from nde_talf.pipelines.draft import export_head

@@ -20,10 +20,10 @@ from transformers import LlamaForCausalLM
 from nde_talf.decoding.common.files import sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
-from nde_talf.draft_training.checkpoint import CHECKPOINT, save
-from nde_talf.draft_training.settings import LanguageModelConfig
-from nde_talf.draft_training.train_lm import LanguageModel, build_llama
-from nde_talf.draft_training.trainer import warm_up_then_linear
+from nde_talf.draft_training.training.checkpoint import CHECKPOINT, save
+from nde_talf.draft_training.training.lm_training import LanguageModel, build_llama
+from nde_talf.draft_training.training.trainer import warm_up_then_linear
+from nde_talf.draft_training.training_settings import LanguageModelConfig
 
 PAUSE = "pause"
 """While a file of this name is in the folder of the states, a training waits between two steps."""

@@ -12,7 +12,7 @@ def run(tmp_path_factory):
 
     from nde_talf.data.text.pair import Pair
     from nde_talf.data.text.prompts import Prompt
-    from nde_talf.draft_training.export import save_head
+    from nde_talf.draft_training.export.head_format import save_head
     from tests.decoding.pairs import tiny_pair
     from tests.draft_training.heads import random_head
 

@@ -6,10 +6,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.head_doctor import FAULTS, HEALTHY, diagnose, read_counters, suspects
 from nde_talf import CausalModel
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import HeadConfig, LanguageModelConfig, TalfLoss
-from nde_talf.draft_training.train_head import fit_head
-from nde_talf.draft_training.train_lm import LanguageModel, fit
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.training.head_training import fit_head
+from nde_talf.draft_training.training.lm_training import LanguageModel, fit
+from nde_talf.draft_training.training_settings import HeadConfig, LanguageModelConfig, TalfLoss
 from tests.refusal import refusal
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of drafts.

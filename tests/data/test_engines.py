@@ -17,7 +17,7 @@ from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.decoding.sampling import warp
-from nde_talf.evaluation.law import p_value
+from nde_talf.evaluation.chi_square import p_value
 from tests.decoding.families import BRANCHES, FAMILIES, module
 from tests.decoding.pairs import tiny_model
 from tests.refusal import refusal

@@ -34,8 +34,8 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
-from nde_talf.selector.entropy import EntropyRule
-from nde_talf.selector.network import SelectorSchema
+from nde_talf.selector.entropy_policy import EntropyRule
+from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
 from tests.refusal import refusal

@@ -20,7 +20,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.testing import exact_law
-from nde_talf.evaluation.law import p_value
+from nde_talf.evaluation.chi_square import p_value
 from tests.decoding.memoized import memoized, memoized_model
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head

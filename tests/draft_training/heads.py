@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.model.eagle3 import Eagle3Head
+from nde_talf.draft_training.model.head import EagleHead
 
 
 def sizes(vocabulary=29, hidden=16, layers=2):

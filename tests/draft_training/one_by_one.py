@@ -3,7 +3,7 @@
 import torch
 
 from nde_talf.decoding.session import TreeSession
-from nde_talf.draft_training.tree_attention import TreeLevel
+from nde_talf.draft_training.targets.target_trees import TreeLevel
 
 
 def random_levels(batch, roots, k, depth, vocabulary):

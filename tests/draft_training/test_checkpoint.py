@@ -8,10 +8,10 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
-from nde_talf.draft_training.checkpoint import BEFORE, CHECKPOINT
-from nde_talf.draft_training.settings import LanguageModelConfig
-from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit
-from nde_talf.draft_training.trainer import train_rows
+from nde_talf.draft_training.training.checkpoint import BEFORE, CHECKPOINT
+from nde_talf.draft_training.training.lm_training import LanguageModel, build_llama, fit
+from nde_talf.draft_training.training.trainer import train_rows
+from nde_talf.draft_training.training_settings import LanguageModelConfig
 from nde_talf.pipelines.tracking import read_curves
 from tests.draft_training.heads import KillBefore, same
 from tests.refusal import refusal

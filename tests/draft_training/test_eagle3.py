@@ -10,20 +10,20 @@ import torch
 from safetensors.torch import load_file
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training.draft_vocab import (
+from nde_talf.draft_training.export.head_format import load_head, save_head
+from nde_talf.draft_training.export.published_heads import FILES
+from nde_talf.draft_training.model.draft_vocab import (
     fraction_inside,
     frequent_tokens,
     layout_of,
     vocabulary_in,
 )
-from nde_talf.draft_training.eagle3 import Eagle3Head, three_layers
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.losses import HeadReadout, node_metrics, talf_loss
-from nde_talf.draft_training.published import FILES
-from nde_talf.draft_training.readout_timing import pays
-from nde_talf.draft_training.settings import NORMS, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_features
-from nde_talf.draft_training.train_head import build_head, fit_head
+from nde_talf.draft_training.model.eagle3 import Eagle3Head, three_layers
+from nde_talf.draft_training.targets.target_trees import target_features
+from nde_talf.draft_training.training.head_training import build_head, fit_head
+from nde_talf.draft_training.training.losses import HeadReadout, node_metrics, talf_loss
+from nde_talf.draft_training.training.readout_timing import pays
+from nde_talf.draft_training.training_settings import NORMS, HeadConfig, TalfLoss
 from tests.draft_training.heads import (
     KillBefore,
     family_target,

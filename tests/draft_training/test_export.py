@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from nde_talf.draft_training.export import fingerprint, load_head, save_head
+from nde_talf.draft_training.export.head_format import fingerprint, load_head, save_head
 from tests.draft_training.heads import random_head, tiny_target
 from tests.refusal import refusal
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.families import not_for_vllm
-from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.export.head_format import load_head, save_head
+from nde_talf.draft_training.model.families import not_for_vllm
+from nde_talf.draft_training.model.head import EagleHead
 from tests.draft_training.heads import FAMILIES, family_target, random_head, tiny_target
 from tests.refusal import refusal
 

@@ -21,8 +21,9 @@ from nde_talf import (
 )
 from nde_talf.decoding.forward import onednn
 from nde_talf.decoding.forward.onednn import has_onednn
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.target_trees import target_features
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.target_trees import target_features
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_model
 from tests.decoding.tiny_loop import VOCABULARY, law_of, target_law
@@ -79,7 +80,7 @@ def assert_close(ours, theirs):
 def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(head, tokens, monkeypatch):
     features, roots = features_of(head, tokens), torch.tensor([1, 4, 8])
     levels = random_levels(2, 3, 3, 3, 29)
-    trees = head.tree_features(tokens, features, roots, levels)
+    trees = tree_features(head, tokens, features, roots, levels)
     assert_close(trees, branch_by_branch(head, tokens, features, roots, levels))
     monkeypatch.setattr(onednn, "LEAST", 1)
     for way in ("plain", "packed")[: 1 + has_onednn()]:
@@ -96,7 +97,7 @@ def test_gradients_of_trees_are_those_of_each_path_run_alone(head, tokens, detac
     tokens, weights = tokens[:1, :7], torch.randn(1, 2, 2, head.config.hidden_size)
     features = features_of(head, tokens)
     roots, levels = torch.tensor([2, 6]), random_levels(1, 2, 2, 3, 29)
-    outputs = head.tree_features(tokens, features, roots, levels, detach)[-1]
+    outputs = tree_features(head, tokens, features, roots, levels, detach)[-1]
     trained = [weight for weight in head.parameters() if weight.requires_grad]
     ours = torch.autograd.grad((outputs * weights).sum(), trained, allow_unused=True)
     total = 0.0

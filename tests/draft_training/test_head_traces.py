@@ -9,10 +9,10 @@ from nde_talf import DraftTree, EagleDrafter, SamplingSetting
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.head_traces import HeadDraft
-from nde_talf.draft_training.target_trees import target_features
+from nde_talf.draft_training.head_draft import HeadDraft
+from nde_talf.draft_training.model.eagle3 import Eagle3Head
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import target_features
 from tests.decoding.pairs import tiny_model
 
 SETTING = SamplingSetting(0.8)

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from nde_talf import CausalModel
-from nde_talf.draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from nde_talf.draft_training.trainer import Position, RowBatches
+from nde_talf.draft_training.training.lm_training import (
+    LanguageModel,
+    build_llama,
+    fit,
+    held_out_report,
+)
+from nde_talf.draft_training.training.trainer import Position, RowBatches
 from tests.draft_training.test_checkpoint import TINY as ONE_LAYER
 from tests.draft_training.test_training import close
 
@@ -33,10 +38,10 @@ def test_distillation_brings_the_draft_closer_to_the_target(tmp_path, monkeypatc
     for temperature in (1.0, 0.6):
         assert after["overlap"][temperature] > before["overlap"][temperature] + 0.2
     assert after["greedy_agreement"] > before["greedy_agreement"]
-    monkeypatch.setattr("nde_talf.draft_training.train_lm.LOGITS", 1)  # a row at a time
+    monkeypatch.setattr("nde_talf.draft_training.training.lm_training.LOGITS", 1)  # a row at a time
     module = LanguageModel(build_llama(distilled, VOCABULARY), distilled, models[0])
     assert close(fit(module, rows, tmp_path / "parts"), models[1])
-    monkeypatch.setattr("nde_talf.draft_training.train_lm.NUMBERS", 7 * VOCABULARY)
+    monkeypatch.setattr("nde_talf.draft_training.training.lm_training.NUMBERS", 7 * VOCABULARY)
     in_parts = held_out_report(target, fresh, rows)
     assert in_parts["overlap"] == pytest.approx(before["overlap"])
     for name in ("target_nats", "draft_nats", "greedy_agreement", "positions"):

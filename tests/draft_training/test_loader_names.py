@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.export.head_format import save_head
 from tests.draft_training.heads import random_eagle3, random_head
 
 LISTS = json.loads(Path(__file__).with_name("loader_names.json").read_text())

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import nde_talf.draft_training.losses
-from nde_talf.draft_training.losses import (
+import nde_talf.draft_training.training.losses
+from nde_talf.draft_training.targets.target_trees import target_features
+from nde_talf.draft_training.training.head_training import HeadModule
+from nde_talf.draft_training.training.losses import (
     HeadReadout,
     eagle_loss,
     regression,
@@ -17,9 +19,7 @@ from nde_talf.draft_training.losses import (
     tree_loss,
     written_out,
 )
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_features
-from nde_talf.draft_training.train_head import HeadModule
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from tests.draft_training.heads import batch_of, random_eagle3, random_head, tiny_target
 from tests.draft_training.one_by_one import plain_path
 
@@ -31,7 +31,7 @@ WEIGHTS = [TalfLoss(), HassLoss(classification=1.3, distillation=0.4, top=4), Ea
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(nde_talf.draft_training.losses) == (0, 11)
+    assert doctest.testmod(nde_talf.draft_training.training.losses) == (0, 11)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])

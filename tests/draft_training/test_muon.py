@@ -2,7 +2,7 @@
 
 import torch
 
-from nde_talf.draft_training.muon import Muon
+from nde_talf.draft_training.training.muon import Muon
 
 
 def test_steps_are_those_of_torch_up_to_its_bfloat16():

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from nde_talf.draft_training.document_masks import choose_roots, counted_roots
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadModule
+from nde_talf.draft_training.targets.document_masks import choose_roots, counted_roots
+from nde_talf.draft_training.training.head_training import HeadModule
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from tests.draft_training.documents import apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 

@@ -8,11 +8,11 @@ import torch
 from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.precision import NATIVE, type_of_draft
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.precision import cast_once
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
+from nde_talf.draft_training.export.head_format import load_head, save_head
+from nde_talf.draft_training.training.head_evaluation import held_out_report
+from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
+from nde_talf.draft_training.training.precision import cast_once
+from nde_talf.draft_training.training_settings import HeadConfig, TalfLoss
 from tests.draft_training.heads import FAMILIES, KillBefore, batch_of, family_target, same
 from tests.refusal import refusal
 

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from nde_talf import CausalModel, EagleDrafter
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.published import LAYERS
-from nde_talf.draft_training.settings import HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import build_head, fit_head
+from nde_talf.draft_training.export.head_format import load_head, save_head
+from nde_talf.draft_training.export.published_heads import LAYERS
+from nde_talf.draft_training.training.head_training import build_head, fit_head
+from nde_talf.draft_training.training_settings import HeadConfig, TalfLoss
 from tests.draft_training.heads import random_eagle3, random_head, same, sizes, tiny_target
 from tests.draft_training.test_training import close
 from tests.refusal import refusal

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import EagleLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_features
-from nde_talf.draft_training.train_head import HeadModule
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.target_trees import target_features
+from nde_talf.draft_training.training.head_training import HeadModule
+from nde_talf.draft_training.training_settings import EagleLoss, HeadConfig, TalfLoss
 from tests.decoding.families import V, family
 from tests.draft_training.heads import batch_of, random_eagle3, random_head
 
@@ -44,7 +45,7 @@ def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, 
         torch.testing.assert_close(again.loss(batch_of(tokens), 0)[0], loss)
     p = target.module(tokens, use_cache=False).logits.detach()[:, 1:-1].softmax(-1)
     features = target_features(target, tokens, None, layers=head.feature_layers)[1]
-    q = head.logits(head.tree_features(tokens, features, torch.tensor([1]), [])[0][:, :-1])
+    q = head.logits(tree_features(head, tokens, features, torch.tensor([1]), [])[0][:, :-1])
     expected = F.cross_entropy(q.flatten(0, 1), p.flatten(0, 1))
     torch.testing.assert_close(loss, expected)
 

@@ -7,16 +7,16 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-import nde_talf.draft_training.trainer
+import nde_talf.draft_training.training.trainer
 from nde_talf.decoding.common import progress
-from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
-from nde_talf.draft_training.trainer import warm_up_then_cosine
+from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
+from nde_talf.draft_training.training.trainer import warm_up_then_cosine
 from tests.draft_training.heads import same
 from tests.draft_training.test_training import TINY
 
 
 def test_the_examples_of_the_schedules():
-    assert doctest.testmod(nde_talf.draft_training.trainer) == (0, 2)
+    assert doctest.testmod(nde_talf.draft_training.training.trainer) == (0, 2)
 
 
 class Line(pl.Callback):

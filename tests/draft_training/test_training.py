@@ -15,12 +15,13 @@ import pytorch_lightning as pl
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.losses import HeadReadout, written_out
-from nde_talf.draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.target_trees import target_beam
-from nde_talf.draft_training.train_head import HeadModule, build_head, fit_head
-from nde_talf.draft_training.trainer import BEST, CHECKPOINT
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.target_trees import target_beam
+from nde_talf.draft_training.training.head_evaluation import held_out_report
+from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
+from nde_talf.draft_training.training.losses import HeadReadout, written_out
+from nde_talf.draft_training.training.trainer import BEST, CHECKPOINT
+from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from tests import ROOT
 from tests.draft_training.heads import (
     KillBefore,
@@ -54,7 +55,7 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     head, tokens = random_head(target), rows[:2, :6]
     loss, _ = HeadModule(head, TINY).loss(batch_of(tokens), 0)
     trees = target_beam(target, tokens, 2, 3, torch.arange(1, 6), None)
-    outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+    outputs = tree_features(head, tokens, trees.features, trees.roots, trees.levels)
     outputs[0] = outputs[0][:, :, None]
     labels = [trees.features[:, 1:, None], *trees.labels]
     readout = HeadReadout(target.lm_head.weight)

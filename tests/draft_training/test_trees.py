@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training import target_trees, tree_attention
-from nde_talf.draft_training.evaluate import held_out_report
-from nde_talf.draft_training.target_trees import target_beam
+from nde_talf.draft_training.model import tree_attention
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets import target_trees
+from nde_talf.draft_training.targets.target_trees import target_beam
+from nde_talf.draft_training.training.head_evaluation import held_out_report
 from tests.draft_training.heads import random_head, tiny_target
 from tests.refusal import refusal
 
@@ -79,7 +81,7 @@ def test_attention_in_parts_has_the_same_outputs_and_gradients(target, monkeypat
     for scores in (2**28, 2000):
         monkeypatch.setattr(tree_attention, "SCORES", scores)
         head = random_head(target).train()
-        outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+        outputs = tree_features(head, tokens, trees.features, trees.roots, trees.levels)
         total = sum(level.square().sum() for level in outputs)
         slopes = torch.autograd.grad(total, list(head.parameters()))
         results.append([*outputs, *slopes])

@@ -19,9 +19,9 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.engines.vllm_speculation import head_method
-from nde_talf.draft_training.export import save_head
-from nde_talf.draft_training.settings import HassLoss, HeadConfig, TalfLoss
-from nde_talf.draft_training.train_head import fit_head
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.draft_training.training.head_training import fit_head
+from nde_talf.draft_training.training_settings import HassLoss, HeadConfig, TalfLoss
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
 pytestmark = [

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.draft_training.export import load_head, save_head
-from nde_talf.draft_training.families import NoHeadError
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.target_trees import target_beam
+from nde_talf.draft_training.export.head_format import load_head, save_head
+from nde_talf.draft_training.model.families import NoHeadError
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import target_beam
 from tests.decoding.families import FAMILIES, WINDOW, V, family
 from tests.draft_training.heads import random_head
 
@@ -66,7 +66,7 @@ def test_every_family_has_a_head_with_full_attention_or_says_why_not(name, tmp_p
 @pytest.mark.slow
 @torch.no_grad()
 def test_labels_of_trees_in_packed_rows_are_plain_passes_past_the_window(target, monkeypatch):
-    monkeypatch.setattr("nde_talf.draft_training.target_trees.ROWS", 8)
+    monkeypatch.setattr("nde_talf.draft_training.targets.target_trees.ROWS", 8)
     rows, roots = row(), torch.tensor(ROOTS)
     trees = target_beam(target, rows.tokens, 2, DEPTH, roots, rows.document)
     for at, root in enumerate(ROOTS):

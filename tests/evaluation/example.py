@@ -4,7 +4,7 @@ from nde_talf import SamplingSetting
 from nde_talf.decoding.steps import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.report import ReportData
+from nde_talf.evaluation.report_data import ReportData
 
 SETTING = SamplingSetting(0.6)
 PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]

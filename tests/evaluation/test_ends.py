@@ -19,7 +19,8 @@ from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE
-from nde_talf.evaluation.report import ReportData, write_report
+from nde_talf.evaluation.report import write_report
+from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.tuning import Candidate, Tuner
 from tests.decoding.pairs import tiny_pair
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nde_talf.evaluation.law import LEVEL, p_value, smallest_bias
+from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.lossless import LosslessConfig, check_greedy, first_difference, main
 from tests.decoding.pairs import tiny_model
 from tests.refusal import refusal

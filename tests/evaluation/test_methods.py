@@ -33,7 +33,7 @@ from nde_talf.evaluation.methods import (
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration
-from nde_talf.selector.network import SelectorSchema
+from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots

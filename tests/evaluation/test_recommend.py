@@ -9,8 +9,7 @@ import torch
 from nde_talf import Action, LatencyTable, SamplingSetting
 from nde_talf.data.engines.vllm_speculation import draft_method
 from nde_talf.decoding.actions import TREES
-from nde_talf.evaluation.before_training import Prices
-from nde_talf.evaluation.recommend import (
+from nde_talf.evaluation.recommendation import (
     lengths_by_batch,
     one_traffic,
     ranges,
@@ -18,6 +17,7 @@ from nde_talf.evaluation.recommend import (
     sglang_options,
     vllm_config,
 )
+from nde_talf.evaluation.speed_estimate import Prices
 from nde_talf.pipelines.recommend import RecommendConfig
 from nde_talf.pipelines.recommend import recommend as recommend_command
 from tests import ROOT

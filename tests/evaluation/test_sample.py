@@ -1,7 +1,7 @@
 """A decoded text in pieces that say where they came from."""
 
 from nde_talf import Block
-from nde_talf.evaluation.sample import coloured
+from nde_talf.evaluation.sample_text import coloured
 
 
 class Letters:

@@ -21,7 +21,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 from transformers.generation import GenerationConfig, logits_process, stopping_criteria
 
 from nde_talf import Beam, CausalModel, DySpec, NeuralPolicy, Selector, UserError, speculate
-from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.export.head_format import save_head
 from tests.decoding.families import V
 from tests.draft_training.heads import random_head
 from tests.nde_talf.test_in_transformers import TREE, batch, noisy

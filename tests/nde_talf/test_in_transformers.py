@@ -29,8 +29,8 @@ from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.testing import exact_law
-from nde_talf.draft_training.export import save_head
-from nde_talf.evaluation.law import p_value, smallest_bias
+from nde_talf.draft_training.export.head_format import save_head
+from nde_talf.evaluation.chi_square import p_value, smallest_bias
 from nde_talf.integrations.generate_arguments import Row, RowProcess
 from tests.decoding.families import FAMILIES, V, module
 from tests.decoding.families import text as some_text

@@ -26,10 +26,10 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.features import scalar_features
-from nde_talf.draft_training.export import save_head
+from nde_talf.draft_training.export.head_format import save_head
 from nde_talf.integrations.batch_drafting import Proposals
 from nde_talf.integrations.vllm import KEY, Options, check_version
-from nde_talf.selector.chains import PathLengths, at_batch
+from nde_talf.selector.path_lengths import PathLengths, at_batch
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 from tests.refusal import refusal
@@ -151,7 +151,7 @@ def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees
     """It is exported and read again, decodes in our loop, whatever the target's rows are, and
     `PathLengths` takes its best path.
     """
-    monkeypatch.setattr("nde_talf.selector.chains.PART", 4)
+    monkeypatch.setattr("nde_talf.selector.path_lengths.PART", 4)
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     policy, sampled = NeuralPolicy(again, TABLE), SamplingSetting()

@@ -48,8 +48,8 @@ def of_this_test():
 
 @pytest.mark.slow
 def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
-    monkeypatch.setattr("nde_talf.selector.latency.AGREE", 0.0)  # no two measurements are equal
-    monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
+    monkeypatch.setattr("nde_talf.selector.prices.AGREE", 0.0)  # no two measurements are equal
+    monkeypatch.setattr("nde_talf.selector.profiling.MAX_BATCHES", 2)
     monkeypatch.setattr("nde_talf.pipelines.latency.AGREE", 0.0)
     config, path = of_this_test(), folders["latency"] / TABLE
     config.latency.accept_noise = False

@@ -112,6 +112,6 @@ def test_a_users_own_modules_of_our_rooms_names_are_in_nobodys_way(tmp_path, mad
     path.write_text("raise ImportError('not for the project')\n")
     code = (
         f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
-        "import nde_talf.pipelines.run, nde_talf.selector.settings, nde_talf.data.text.settings"
+        "import nde_talf.pipelines.run, nde_talf.selector.selector_settings, nde_talf.data.text.settings"
     )
     python(code)

@@ -18,8 +18,8 @@ from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import memory_is_short
 from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.tensors import read_tensors
-from nde_talf.draft_training.checkpoint import CHECKPOINT, resumable
-from nde_talf.draft_training.export import load_head
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.training.checkpoint import CHECKPOINT, resumable
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.quiet import quiet
 from tests.refusal import refusal

@@ -11,7 +11,7 @@ from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.generate import GenerateConfig, generate
 from nde_talf.pipelines.pair import _read
 from nde_talf.pipelines.streaming import table_here
-from nde_talf.selector.latency import LatencyTable
+from nde_talf.selector.prices import LatencyTable
 from tests.draft_training.heads import tiny_target
 
 
@@ -46,7 +46,7 @@ def test_a_table_of_another_machine_is_measured_once(quick_prices, tmp_path, mon
     )
     here = *pair.models("cpu", "float32"), pair.rows("held_out")[0].tolist()
     with monkeypatch.context() as noisy:
-        noisy.setattr("nde_talf.selector.latency.AGREE", 0)
+        noisy.setattr("nde_talf.selector.prices.AGREE", 0)
         table_here(elsewhere, *here)
     assert not [*tmp_path.rglob("latency-*.json")]
     measured = table_here(elsewhere, *here)

@@ -11,7 +11,7 @@ import pytest
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.draft_training.families import NoHeadError
+from nde_talf.draft_training.model.families import NoHeadError
 from nde_talf.pipelines import draft, pair
 from nde_talf.pipelines.config import Config
 from nde_talf.pipelines.finished import COMMAND

@@ -11,8 +11,8 @@ from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.train_lm import build_llama
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.lock import locked
 from recipes.small.steps import SmallConfig, run

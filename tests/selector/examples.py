@@ -6,10 +6,10 @@ import torch
 
 from nde_talf import LatencyTable
 from nde_talf.decoding.actions import TREES
-from nde_talf.selector.entropy import ENTROPY
-from nde_talf.selector.network import SelectorSchema
+from nde_talf.selector.entropy_policy import ENTROPY
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
-from nde_talf.selector.settings import SelectorConfig
+from nde_talf.selector.schema import SelectorSchema
+from nde_talf.selector.selector_settings import SelectorConfig
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 DEPTH = torch.tensor([tree.depth for tree in TREES])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action
-from nde_talf.selector.latency import SPACING, LatencyTable, StepCosts, bilinear
 from nde_talf.selector.objective import (
     best_static,
     deviance,
@@ -16,6 +15,7 @@ from nde_talf.selector.objective import (
     split_half_choice,
     visits,
 )
+from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts, bilinear
 
 
 def table(draft=1.0, target=10.0, node=0.0):

@@ -23,13 +23,13 @@ from nde_talf import (
 from nde_talf.decoding.actions import TREE_INDEX
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.setting import RAW
-from nde_talf.selector.evaluate import evaluate_offline
 from nde_talf.selector.fingerprint import fingerprint, same_model
-from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
-from nde_talf.selector.latency import StepCosts, context_counts
-from nde_talf.selector.measure import _batched, disagreement_of, measure_latency
+from nde_talf.selector.offline_evaluation import evaluate_offline
+from nde_talf.selector.prices import StepCosts, context_counts
+from nde_talf.selector.profiling import _batched, disagreement_of, measure_latency
 from nde_talf.selector.roots import PricedRoots
-from nde_talf.selector.train import new_selector
+from nde_talf.selector.table_fit import PROBES, Probed, fit_table, rising
+from nde_talf.selector.training import new_selector
 from tests.decoding.pairs import tiny_model, tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import CONFIG, TABLE, roots, schema
@@ -96,7 +96,7 @@ def test_a_table_measured_under_load_or_of_another_shape_is_refused():
 
 @pytest.mark.slow
 def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
-    monkeypatch.setattr("nde_talf.selector.measure.MAX_BATCHES", 2)
+    monkeypatch.setattr("nde_talf.selector.profiling.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
     table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["naive", "specinfer", "nss"], 1)
     assert table.sequences == [1, 2, 4, 8, 16]
@@ -110,7 +110,7 @@ def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch
     def short(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("nde_talf.selector.measure._factors", short)
+    monkeypatch.setattr("nde_talf.selector.profiling._factors", short)
     found = _batched(tiny_pair(16)[0], [1], [8], [1, 2], [[1.0, 2.0]], time.thread_time)
     assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
 

@@ -1,6 +1,6 @@
 """Widths of a selector's network."""
 
-from nde_talf.selector.settings import SelectorConfig
+from nde_talf.selector.selector_settings import SelectorConfig
 
 
 def test_widths_follow_the_draft_up_to_the_papers():

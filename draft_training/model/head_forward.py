@@ -1,28 +1,26 @@
 """The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
 
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.forward.attention import seen_in
-from nde_talf.decoding.forward.fused_weights import FusedPart
+from nde_talf.decoding.forward.fused_weights import FusedPart, NotNativeError
 from nde_talf.decoding.forward.layer import DecoderLayer
 from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.onednn import linear
 from nde_talf.decoding.forward.original import FULL
 from nde_talf.decoding.forward.rotary import RotaryTable
 from nde_talf.decoding.registry import FAMILIES
-
-if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.model.head import EagleHead
 
 
 class HeadForward(FusedPass):
     """`EagleHead.forward` with fused weights and without gradients."""
 
-    def __init__(self, head: "EagleHead"):
+    def __init__(self, head: EagleHead):
         self.head, self.added = head, FAMILIES[head.family.name].added
         self.way = head.target.native.way if head.target.native else "plain"
         super().__init__(head)
@@ -62,3 +60,13 @@ class HeadForward(FusedPass):
 
     def __deepcopy__(self, memo: dict) -> None:
         """A copy of a head has weights of its own, and no native pass yet."""
+
+
+def run_native(head: EagleHead) -> None:
+    """Make decoding run `head` natively, where its target is run natively.
+
+    Passes that need gradients stay with transformers' layer, as does a layer without a native pass.
+    """
+    if head.target.native is not None and head.native is None:
+        with suppress(NotNativeError):
+            head.native = HeadForward(head)

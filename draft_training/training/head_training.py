@@ -23,29 +23,30 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.fitness import native_forward
 from nde_talf.decoding.forward.original import optional
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.checkpoint import resumable
-from nde_talf.draft_training.document_masks import choose_roots, counted_roots
-from nde_talf.draft_training.draft_vocab import (
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.model.draft_vocab import (
     COVERED,
     SMALL,
     fraction_inside,
     frequent_tokens,
 )
-from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.export import load_head
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, tree_loss
-from nde_talf.draft_training.precision import cast_once
-from nde_talf.draft_training.processes import LocalProcesses
-from nde_talf.draft_training.readout_timing import pays
-from nde_talf.draft_training.settings import FAMILY, EagleLoss, HeadConfig
-from nde_talf.draft_training.target_trees import (
+from nde_talf.draft_training.model.eagle3 import Eagle3Head
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.document_masks import choose_roots, counted_roots
+from nde_talf.draft_training.targets.target_trees import (
     TargetTrees,
     chains,
     target_beam,
     target_features,
 )
-from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_cosine
+from nde_talf.draft_training.training.checkpoint import resumable
+from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
+from nde_talf.draft_training.training.precision import cast_once
+from nde_talf.draft_training.training.processes import LocalProcesses
+from nde_talf.draft_training.training.readout_timing import pays
+from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_cosine
+from nde_talf.draft_training.training_settings import FAMILY, EagleLoss, HeadConfig
 
 
 def build_head(
@@ -172,8 +173,8 @@ class HeadModule(RowModule):
         trees = self._trees(batch.tokens, document, roots, depth)
         detach = loss.detach_features
         loss = self.first if chain else loss
-        outputs = self.head.tree_features(
-            trees.tokens, trees.features, trees.roots, trees.levels, detach, document
+        outputs = tree_features(
+            self.head, trees.tokens, trees.features, trees.roots, trees.levels, detach, document
         )
         # 3. The loss. At depth 0 every token is a root with a tree of one node.
         outputs = [self.head.read(level) for level in outputs]

@@ -14,9 +14,9 @@ from nde_talf.data.traces.super_trees import Prefix, SuperTreeRows
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.super_tree import SuperTreeLayout
-from nde_talf.draft_training.head import EagleHead
 from nde_talf.draft_training.head_drafter import EagleDrafter
-from nde_talf.draft_training.target_trees import target_features
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import target_features
 
 
 class HeadDraft:

@@ -3,7 +3,7 @@
 Steps are run as the loop runs them: real drafter, target, caches and verification, warping
 included. Each of `PROBES` is drafted in every round, in random order, at every context, twice in a
 row, since a step's time also depends on the tree before it: the loop times the phases of the second
-one. `nde_talf.selector.fit` splits these times into the parts of a `LatencyTable`.
+one. `nde_talf.selector.table_fit` splits these times into the parts of a `LatencyTable`.
 
 Plain decoding, whose steps are quicker than those that draft no token, is timed apart. Rounds come
 in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
@@ -37,8 +37,8 @@ from nde_talf.decoding.session import Shapes
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import sizes
-from nde_talf.selector.fit import PROBES, Probed, fit_table, rising
-from nde_talf.selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
+from nde_talf.selector.prices import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
+from nde_talf.selector.table_fit import PROBES, Probed, fit_table, rising
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)

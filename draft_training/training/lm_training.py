@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.settings import LanguageModelConfig
-from nde_talf.draft_training.trainer import RowModule, train_rows, warm_up_then_linear
+from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_linear
+from nde_talf.draft_training.training_settings import LanguageModelConfig
 
 COOL_DOWN = 0.6
 """Fraction of the steps, at the end, over which the learning rates fall to 0."""

@@ -11,11 +11,21 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.document_masks import counted_roots
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.losses import HeadReadout, NodeMetrics, accepted_length, node_metrics
-from nde_talf.draft_training.target_trees import TargetTrees, target_beam, target_levels
-from nde_talf.draft_training.tree_attention import TreeLevel
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.model.tree_attention import tree_features
+from nde_talf.draft_training.targets.document_masks import counted_roots
+from nde_talf.draft_training.targets.target_trees import (
+    TargetTrees,
+    TreeLevel,
+    target_beam,
+    target_levels,
+)
+from nde_talf.draft_training.training.losses import (
+    HeadReadout,
+    NodeMetrics,
+    accepted_length,
+    node_metrics,
+)
 
 SAMPLED = 4  # tokens drafted in the simulated figure of a report
 _STRIDE = 8  # roots from one that is looked at to the next
@@ -47,8 +57,8 @@ def held_out_report(
     counted = [*rows_with_roots(rows.to(target.device), _STRIDE)]
     for row, roots in track(counted, "evaluating the head on held-out text", len(counted), "row"):
         trees = target_beam(target, row.tokens, k, depth, roots, row.document, head.feature_layers)
-        outputs = head.tree_features(
-            row.tokens, trees.features, roots, trees.levels, document=row.document
+        outputs = tree_features(
+            head, row.tokens, trees.features, roots, trees.levels, document=row.document
         )
         outputs[0] = outputs[0][:, roots - 1, None]
         labels = [trees.along[:, roots, None], *trees.labels]
@@ -105,7 +115,7 @@ def sampled_overlap(
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     levels: list[TreeLevel] = []
-    (outputs,) = head.tree_features(tokens, trees.features, roots, [], document=document)
+    (outputs,) = tree_features(head, tokens, trees.features, roots, [], document=document)
     outputs, labels, overlaps = outputs[:, roots - 1], trees.along[:, roots], []
     for drafted in range(SAMPLED + 1):
         guess, truth = head.read(outputs).flatten(0, 1), labels.flatten(0, 1)
@@ -116,7 +126,7 @@ def sampled_overlap(
         drawn = torch.multinomial(q, 1, generator=generator).to(tokens.device)
         token = drawn.view(len(tokens), len(roots), 1)
         levels.append(TreeLevel(token, torch.zeros_like(token)))
-        drafts = head.tree_features(tokens, trees.features, roots, levels, document=document)
+        drafts = tree_features(head, tokens, trees.features, roots, levels, document=document)
         outputs = drafts[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]
     marks = torch.stack(ended(levels, target.ends)).flatten(1)

@@ -19,11 +19,11 @@ from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.tensors import LARGEST, read_tensors, unsound
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.draft_vocab import vocabulary_in
-from nde_talf.draft_training.eagle3 import Eagle3Head
-from nde_talf.draft_training.families import family_of
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.settings import FAMILY, LLAMA, NORMS
+from nde_talf.draft_training.model.draft_vocab import vocabulary_in
+from nde_talf.draft_training.model.eagle3 import Eagle3Head
+from nde_talf.draft_training.model.families import family_of
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.training_settings import FAMILY, LLAMA, NORMS
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""

@@ -11,7 +11,6 @@ It knows nothing of losses, of how trees are chosen, or of files.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -21,14 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.fused_weights import NotNativeError
+from nde_talf.decoding.forward.native import FusedPass
 from nde_talf.decoding.forward.original import wide_mask
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.readout import Readout
-from nde_talf.draft_training import tree_attention
-from nde_talf.draft_training.families import family_of, layer_config, rotary_of
-from nde_talf.draft_training.head_forward import HeadForward
-from nde_talf.draft_training.settings import FAMILY
+from nde_talf.draft_training.model.families import family_of, layer_config, rotary_of
+from nde_talf.draft_training.training_settings import FAMILY
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature
 # of size 1.
@@ -67,7 +64,7 @@ class EagleHead(nn.Module):
     feature_layers: tuple[int, ...] = ()
     norms: tuple[str, ...] = ()
     vocabulary: Tensor | None
-    native: HeadForward | None = None
+    native: FusedPass | None = None
 
     def __init__(
         self,
@@ -232,17 +229,6 @@ class EagleHead(nn.Module):
             entries, self.angles(residual, positions), mask, cache, position_ids=positions
         )
         return self.finish(residual, attended)
-
-    def run_native(self) -> None:
-        """Run `forward` natively from now on, where the target's passes are native.
-
-        Passes that need gradients stay with transformers' layer.
-        """
-        if self.target.native is not None and self.native is None:
-            with suppress(NotNativeError):  # its layer has none
-                self.native = HeadForward(self)
-
-    tree_features = tree_attention.tree_features
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """The part of the decoder layer after its attention, and `output`."""

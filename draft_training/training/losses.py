@@ -18,18 +18,16 @@ it. Tests compare the two.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.readout import Readout
+from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.registry import LOSSES, loss
-from nde_talf.draft_training.settings import EagleLoss, Loss, TalfLoss
-
-if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.training_settings import EagleLoss, Loss, TalfLoss
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class HeadReadout(Readout):
     chunk: int = 512
 
     @classmethod
-    def of(cls, head: "EagleHead") -> "HeadReadout":
+    def of(cls, head: EagleHead) -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
         autocast = torch.is_autocast_enabled(kind)
@@ -161,7 +159,7 @@ def eagle_loss(
     all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum
     equals the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
-    >>> from nde_talf.draft_training.settings import HassLoss
+    >>> from nde_talf.draft_training.training_settings import HassLoss
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
     >>> round(eagle_loss(q.log(), p.log(), readout, once, weights).total.item(), 3)
     0.589

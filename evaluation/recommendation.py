@@ -19,8 +19,8 @@ from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, PATHS, traced_index
-from nde_talf.selector.latency import LatencyTable
 from nde_talf.selector.objective import mean_tokens
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)

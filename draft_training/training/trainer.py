@@ -26,16 +26,16 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.precision import native_bfloat16
-from nde_talf.draft_training.checkpoint import (
+from nde_talf.draft_training.training.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,
     WholeFile,
     fingerprint,
     resumable,
 )
-from nde_talf.draft_training.muon import Muon
-from nde_talf.draft_training.precision import default_device
-from nde_talf.draft_training.settings import OPERATIONAL, TrainingConfig
+from nde_talf.draft_training.training.muon import Muon
+from nde_talf.draft_training.training.precision import default_device
+from nde_talf.draft_training.training_settings import OPERATIONAL, TrainingConfig
 
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"

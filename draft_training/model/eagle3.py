@@ -24,11 +24,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.draft_vocab import layout_of
-from nde_talf.draft_training.families import family_of
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.settings import FAMILY, NORMS
-from nde_talf.draft_training.target_trees import target_features
+from nde_talf.draft_training.model.draft_vocab import layout_of
+from nde_talf.draft_training.model.families import family_of
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import target_features
+from nde_talf.draft_training.training_settings import FAMILY, NORMS
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's
 # score with itself.

@@ -15,24 +15,22 @@ Nothing here knows losses or how trees are chosen.
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from nde_talf.draft_training.document_masks import (
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.targets.document_masks import (
     document_positions,
     entry_documents,
     same_document,
     unseen,
 )
-
-if TYPE_CHECKING:
-    from nde_talf.draft_training.head import EagleHead
+from nde_talf.draft_training.targets.target_trees import TreeLevel, take_rows
 
 QUERIES = {"cpu": 256}
 """By kind of device, how many queries of one row have their scores over the text computed together;
@@ -48,22 +46,8 @@ have 8.6 billion at each depth, which took 50 to 100 GB.
 """
 
 
-@dataclass
-class TreeLevel:
-    """One depth d >= 1 of the trees after R roots, k nodes each.
-
-    Args:
-        tokens: the nodes' tokens, [B, R, k].
-        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at
-            depth 1, whose parent is the root.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-
-
 def tree_features(
-    head: "EagleHead",
+    head: EagleHead,
     tokens: Tensor,
     features: Tensor,
     roots: Tensor,
@@ -132,7 +116,7 @@ def tree_features(
     return outputs
 
 
-def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+def _project(head: EagleHead, inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
     """Project `inputs` [B, R, k, ·] at `positions` [B, R, k] to queries, keys and values, rotated.
 
     The query is [B, heads, R, k, head_dim], key and value are [B, kv_heads, R, k, head_dim].
@@ -150,7 +134,7 @@ def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tens
 
 
 def _attend(
-    head: "EagleHead",
+    head: EagleHead,
     query: Tensor,
     prefix: "_Recorder",
     hidden: Tensor,
@@ -211,11 +195,6 @@ class _Recorder:
     def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values
         return keys, values
-
-
-def take_rows(states: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
-    return states[torch.arange(len(states), device=states.device)[:, None], index]
 
 
 def _take(states: Tensor, parents: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import SamplingSetting, feature_setting
-from nde_talf.selector.latency import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
 from nde_talf.selector.network import Selector
+from nde_talf.selector.prices import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
 
 LONGEST_PATH = L1_MAX + L2_MAX
 """Tokens of the longest path that a selector knows."""

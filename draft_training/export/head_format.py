@@ -31,11 +31,17 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.draft_vocab import layout_of, vocabulary_in
-from nde_talf.draft_training.families import not_for_vllm, served_config
-from nde_talf.draft_training.head import EagleHead
-from nde_talf.draft_training.published import CONFIG, FILES, LAYERS, SIZES, load_layout
-from nde_talf.draft_training.settings import NORMS
+from nde_talf.draft_training.export.published_heads import (
+    CONFIG,
+    FILES,
+    LAYERS,
+    SIZES,
+    load_layout,
+)
+from nde_talf.draft_training.model.draft_vocab import layout_of, vocabulary_in
+from nde_talf.draft_training.model.families import not_for_vllm, served_config
+from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.training_settings import NORMS
 
 
 class Note(TypedDict):

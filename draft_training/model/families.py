@@ -31,7 +31,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.registry import HEADS, head_layer
-from nde_talf.draft_training.settings import FAMILY
+from nde_talf.draft_training.training_settings import FAMILY
 
 _LLAMA_SIZES = (
     "vocab_size",

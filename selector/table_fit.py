@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import isotonic_regression, lsq_linear
 
 from nde_talf.decoding.actions import L2_MAX, Action
-from nde_talf.selector.latency import NODES, WIDTHS, LatencyTable, level_widths, rows_run
+from nde_talf.selector.prices import NODES, WIDTHS, LatencyTable, level_widths, rows_run
 
 PROBES = tuple(
     Action(*action)

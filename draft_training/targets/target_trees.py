@@ -15,13 +15,27 @@ from torch import Tensor
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
-from nde_talf.draft_training.document_masks import document_positions, same_document, unseen
-from nde_talf.draft_training.tree_attention import TreeLevel, take_rows
+from nde_talf.draft_training.targets.document_masks import document_positions, same_document, unseen
 
 ROWS = 128
 """Nodes of one level that go through the target in one pass over a sequence; its mask is
 [ROWS, L + depth * ROWS].
 """
+
+
+@dataclass
+class TreeLevel:
+    """One depth d >= 1 of the trees after R roots, k nodes each.
+
+    Args:
+        tokens: the nodes' tokens, [B, R, k].
+        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at
+            depth 1, whose parent is the root.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
 
 # (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up)
 # -> that level's nodes
@@ -48,6 +62,11 @@ class TargetTrees:
     levels: list[TreeLevel]
     labels: list[Tensor]
     along: Tensor
+
+
+def take_rows(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
+    return states[torch.arange(len(states), device=states.device)[:, None], index]
 
 
 @torch.no_grad()

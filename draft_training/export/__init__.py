@@ -1,0 +1,1 @@
+"""Folders of draft heads: our export, and heads that others published."""

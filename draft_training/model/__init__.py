@@ -1,0 +1,1 @@
+"""Draft heads: their layers by family, their passes in decoding and in training."""
