@@ -49,7 +49,7 @@ class Model:
     """Wraps a transformers causal LM whose attention takes an additive mask.
 
     Args:
-        owned: False: the model is somebody else's, who goes on using it, perhaps in other threads.
+        owned: False: somebody else goes on using the model, perhaps in other threads.
             Nothing of it is written to: its generation_config, its mode, where its weights lie and
             whether they want gradients.
         products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
@@ -57,7 +57,7 @@ class Model:
         packs: whether "auto" may choose packed ones, a copy of the weights.
 
     Attributes:
-        vocab_size: rows of the logits; of a draft, those of its target (`match`).
+        vocab_size: rows of the logits; a draft has its target's (`match`).
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
         probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
@@ -138,7 +138,7 @@ class Model:
 
     @property
     def ends(self) -> frozenset[int]:
-        """Tokens that end a text: those of generation_config, and `chat_ends`."""
+        """Tokens that end a text: generation_config's, and `chat_ends`."""
         eos = self.module.generation_config.eos_token_id
         return end_tokens(eos, self.vocab_size) | self.chat_ends
 
@@ -197,7 +197,7 @@ class Model:
         return states.to(self.device)  # the last layer may lie on another device
 
     def session(self, layers: Sequence[int] = (), static: Any = None) -> TreeSession:
-        """Make the session of a sequence, whose states are those of `reader(layers)`.
+        """Make the session of a sequence, whose states `reader(layers)` returns.
 
         static: shapes of its passes (`nde_talf.decoding.static.StaticShapes`).
         """

@@ -2,7 +2,7 @@
 
 Rows are written in place, rolled back by length and compacted by gathering.
 
-It knows nothing about trees. Transformers' models write through it. Layers of one shape lie in one
+Transformers' models write through it. Layers of one shape are in one
 tensor, so that a gather is one operation; it is made as large as it is expected to become, and
 grows by half if that is not enough.
 """
@@ -175,7 +175,7 @@ class KVCache(Cache):
     def place(self, positions: Tensor) -> Tensor:
         """Note the `positions` [B, n] of the rows that the next pass writes.
 
-        Returns those of all slots that it is shown.
+        Returns the positions of all slots that it is shown.
         """
         before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
         self.positions = torch.cat([before, positions], 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def asynchronous(device: torch.device) -> bool:
-    """Return True if the device works while the host goes on.
+    """Return True if the device works beside the host.
 
     The host should not ask such a device for numbers.
     """

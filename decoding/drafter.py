@@ -25,7 +25,7 @@ from nde_talf.decoding.tree import Accepted, DraftTree
 
 
 class DraftPoint:
-    """Knowledge of the draft at one position: hidden state `hidden` [H_q] and distribution `q` [V].
+    """Draft hidden state `hidden` [H_q] and distribution `q` [V] at one position, computed lazily.
 
     Both are given as functions, which are called at the first use.
     """
@@ -58,8 +58,8 @@ class Drafter:
             None: it runs none.
         processed: what changes its logits by the text; the decoder sets it.
         setting: what q is warped with.
-        previous: what it knows at the token before the root.
-        root: what it knows at the root.
+        previous: its point at the token before the root.
+        root: its point at the root.
     """
 
     vocab_size: int
@@ -99,7 +99,7 @@ class Drafter:
         raise NotImplementedError
 
     def rerank(self, nodes: list[int]) -> None:
-        """Take note that the tree is now that of `nodes` alone: its node i was nodes[i]."""
+        """Renumber after pruning: new node i was nodes[i]."""
 
     def advance(self, accepted: Accepted, features: Tensor) -> None:
         """Go on to the new root, with nothing drafted after it, by running `accepted.tokens`.
@@ -236,7 +236,7 @@ class LMDrafter(SessionDrafter):
     def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`.
 
-        Accepted nodes that were expanded lie in the cache already. A node of the last level was
+        Accepted nodes that were expanded are in the cache already. A node of the last level was
         never run; it goes in together with the new root.
         """
         rows = [self._rows[node] for node in accepted.path if node in self._rows]

@@ -28,7 +28,7 @@ HALF = 0.05
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference of logits by rounding, as a fraction of the largest one, by dtype."""
 _ROUNDING, _AS_EXACT = 1e-5, 4
-"""Difference of logits that any chunk may have, and how many times that of single tokens."""
+"""Difference of logits that any chunk may have, and how many times a single token's."""
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
@@ -161,7 +161,7 @@ def _probe(model: Model) -> tuple[list[int], float]:
     rows, found = min(model.vocab_size, model._embedded), []
     try:
         _plain(model, [0])
-    except ImportError:  # of attention that takes no tree, which is told then
+    except ImportError:  # of attention that takes no tree; the checks say so
         pass
     except FAULTS as error:
         raise UserError(
@@ -201,7 +201,7 @@ def _plain(model: Model, tokens: list[int], **options: Any) -> Tensor:
 
 
 def check_readout(model: Model) -> None:
-    """Raise UserError where logits are not those of the readout."""
+    """Raise UserError where the readout does not give the logits."""
     head = _head_difference(model)
     if not head <= max(1e-3, 4 * torch.finfo(model.dtype).eps):
         readout = model.readout
@@ -214,7 +214,7 @@ def check_readout(model: Model) -> None:
 
 
 def _head_difference(model: Model) -> float:
-    """Return the difference between the module's logits and those of `hidden` and `logits`.
+    """Return how far `hidden` and `logits` are from the module's logits.
 
     It is the largest difference, divided by the largest logit.
     """
@@ -255,7 +255,7 @@ def tree_difference(model: Model) -> float:
     kept = [*before, *tokens[:3], *tokens[4:7:2]]
     first = [*before, *tokens[:3], *tokens[3:6:2]]
     texts = first, kept, [*kept, tokens[0]], [*kept, tokens[0], *tokens[:3]]
-    # Logits of the last token alone, where the model can: those of OPEN tokens take gigabytes.
+    # Logits of the last token alone, where the model can: for OPEN tokens they take gigabytes.
     known = "logits_to_keep" in signature(model.module.forward).parameters
     last = {"logits_to_keep": 1} if known else {}
     alone = torch.stack([_plain(model, text, **last)[0, -1].clone() for text in texts])

@@ -109,7 +109,7 @@ def read_config(where: str | Path, name: str) -> "PretrainedConfig":
     """Read the configuration of a causal language model; nothing is allocated.
 
     Raises:
-        UserError: there is none, or that of another kind of model; the message names `name`.
+        UserError: there is none, or another kind of model's; the message names `name`.
     """
     from transformers import AutoConfig
 
@@ -213,7 +213,7 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
 def _count_tensors(files: list[Path], plain: bool) -> int:
     """Count the tensors of safetensors files. Raises ValueError for one that is stored twice.
 
-    plain: matrices of integers are refused too, of which nobody knows the scales.
+    plain: matrices of integers are refused too, as their scales are unknown.
     """
     index = files[0].with_name("model.safetensors.index.json")
     shards = {*read_json(index)["weight_map"].values()} if index.exists() else set()
@@ -282,7 +282,7 @@ def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
 def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
     """List the unexpected weights that belong to a layer that the model has, or beyond its last.
 
-    They show that the weights are another model's. What lies outside (a tower for images, say)
+    They show that the weights are another model's. What is outside (a tower for images, say)
     belongs to a larger model around it.
     """
     modules = dict(model.named_modules())

@@ -1,7 +1,7 @@
 """The speculative decoding loop: draft a tree, score it in one pass, verify, commit, repeat.
 
-It knows the order of things and the clock; trees, rules and distributions are the policy's, the
-drafter's and the verifier's. Whatever those choose, the committed tokens follow the target's
+The loop keeps the order of things and the clock; trees, rules and distributions are the policy's,
+the drafter's and the verifier's. Whatever they choose, the committed tokens follow the target's
 distribution.
 """
 
@@ -53,7 +53,7 @@ class SpeculativeDecoder:
 
     Streams of one decoder, or of decoders that share a drafter, a policy or models, can be read in
     turn and by several threads: each gives the text that it gives alone from the same rng. Static
-    shapes hold one sequence a model; there the stream begun last goes on, and reading an earlier
+    shapes hold one sequence a model; there the stream begun last continues, and reading an earlier
     one raises UserError.
 
     Raises:

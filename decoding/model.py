@@ -14,7 +14,7 @@ class CausalModel(Model):
     """Wraps a transformers causal LM.
 
     Args:
-        forward: "native": passes are those of `NativeForward`, which has to know the model's
+        forward: "native": `NativeForward` runs the passes, which has to know the model's
             family. "transformers": passes are transformers'. "auto": native ones where that is
             possible and their logits are transformers'.
 

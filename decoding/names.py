@@ -7,7 +7,7 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "khisti_lp", "t
 """Rules for which `nde_talf.decoding.rules.labels` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
-"""Rules of single paths: their labels are those of another rule, of that path alone."""
+"""Rules of single paths -> the rule whose labels of that path alone they take."""
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Types of a model's weights."""

@@ -96,7 +96,7 @@ class NgramIndex:
 class Tested(NamedTuple):
     """Counts of the drafts at matches of one size.
 
-    Attributes are the nodes that were verified with children, those of them where a child was
+    Attributes are the nodes that were verified with children, those where a child was
     accepted, and all drafted tokens.
     """
 

@@ -6,7 +6,7 @@ The module itself describes the thing with a decorator:
     @policy("mine", verifier="traversal")
     class Mine(TreePolicy): ...
 
-A thing that stands in no table is known once its module has been imported.
+Importing a module registers names missing from the table.
 """
 
 import difflib
@@ -149,6 +149,6 @@ def policy(name: str, verifier: str, options_of: Any = None) -> Callable[[T], T]
     Args:
         name: by which a configuration selects it.
         verifier: the rule that goes with its trees above temperature 0.
-        options_of: whose parameters the options are; None: those of what is decorated.
+        options_of: whose parameters the options are; None: the decorated thing's.
     """
     return POLICIES.add(name, verifier=verifier, options_of=options_of)

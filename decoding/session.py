@@ -1,6 +1,6 @@
 """One sequence inside one model: a committed prefix in the cache, then the tree's rows.
 
-The target, an LM drafter and a draft head all use it. It knows topology and positions, not
+The target, an LM drafter and a draft head all use it. It keeps topology and positions, not
 tokens' meaning.
 """
 

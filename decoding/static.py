@@ -269,7 +269,7 @@ class FixedPasses:
 class StaticSession(TreeSession):
     """Session over a cache that the sessions of one model share.
 
-    One that was begun before another one raises UserError when it goes on.
+    One that was begun before another one raises UserError when it is read.
     """
 
     skips_masks = False

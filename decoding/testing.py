@@ -23,7 +23,7 @@ T = TypeVar("T")
 class EnumeratedRng(Rng):
     """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions.
 
-    It goes on with the first outcome of each new one.
+    It continues with the first outcome of each new one.
 
     Attributes:
         probability: of all decisions so far.

@@ -2,7 +2,7 @@
 
 What counts is found from the template alone. An answer begins where the template prompts for it, or
 after what the template puts before every answer, such as an empty block of thoughts. It ends with
-the token that ends a turn. Nothing is found by looking for words in the text. This module knows one
+the token that ends a turn. Nothing is found by looking for words in the text. It knows one
 tokenizer, but not where dialogues come from or how documents are packed.
 """
 
@@ -122,7 +122,7 @@ class ChatEncoder:
         """Find the last answer: the character where it begins, and it with its end of turn.
 
         Also tell whether the end is learnt: not where a tool is called that the template leaves
-        out, as the model would go on with the call.
+        out, as the model would continue with the call.
         """
         *before, last = messages
         text = self.chat.render(messages, tools)
@@ -134,7 +134,7 @@ class ChatEncoder:
             raise UnsuitedError(
                 "whose answers the template renders otherwise than it prompts for them"
             )
-        # The head may end with what stands before every answer, such as an empty block of thoughts.
+        # The head may end with what precedes every answer, such as an empty block of thoughts.
         for start in (prompt, head):
             answer = text[len(start) : len(text) - len(tail)]
             if ends and text.startswith(start):

@@ -1,8 +1,7 @@
 """Response regeneration: a head learns from the target's answers in place of a data set's.
 
 The dialogue is answered turn by turn: the next question is asked after the target's own answer to
-the one before. This module knows an engine and a chat template, but not where dialogues come from
-or where shards go.
+the one before. Dialogues are read, and shards written, elsewhere.
 """
 
 from collections.abc import Iterable

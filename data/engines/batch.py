@@ -108,9 +108,9 @@ def _prefilled(
 
 
 def _moved(going: list[int]) -> list[int]:
-    """Return the rows that go on, the last ones in the places of those that end.
+    """Return the rows that continue, the last ones in the places of rows that end.
 
-    Example: of 0 to 4 the rows 0, 3, 4 go on: 0, 3, 4 becomes [0, 4, 3].
+    Example: of 0 to 4 the rows 0, 3, 4 continue: 0, 3, 4 becomes [0, 4, 3].
     """
     kept, count = {*going}, len(going)
     movers = [at for at in going if at >= count]

@@ -148,7 +148,7 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
 def stops_of(folder: str) -> list[int]:
     """Read the tokens that end a text of the model in a folder, or of a hub name.
 
-    `eos_token_id` is that of generation_config.json, or else of config.json. Raises UserError
+    `eos_token_id` comes from generation_config.json, or else from config.json. Raises UserError
     without both.
     """
     from transformers import AutoConfig, GenerationConfig

@@ -80,7 +80,7 @@ def in_order(turns: Any) -> list[Message]:
 def with_columns(
     messages: list[Message], row: dict[str, Any], read: Iterable[str], unused: tuple[str, ...] = ()
 ) -> Conversation:
-    """Add the system turn and the tools that stand in columns beside those that are `read`."""
+    """Add the system turn and the tools in columns that are not `read`."""
     for name in (each for each in SYSTEM_COLUMNS if each not in read):
         text = str(row.get(name) or "").strip()
         if text and messages[0]["role"] == SYSTEM:

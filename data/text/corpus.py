@@ -285,7 +285,7 @@ def _standard_library() -> list[tuple[str, str]]:
 
 
 def _manual() -> list[tuple[str, str]]:
-    """Cut the topics of Python's manual (those of `help("TOPICS")`) into documents."""
+    """Cut the topics of Python's manual (`help("TOPICS")`) into documents."""
     from pydoc_data.topics import topics
 
     return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]

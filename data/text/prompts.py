@@ -1,8 +1,8 @@
 """Prompts, tagged by kind: the contexts on which decoding is traced and measured.
 
 This module cuts prompts from held-out documents: in Python sources they end in a function's body or
-in a docstring, in other text between two words. It knows tokenizers only as a measure of length,
-and no models.
+in a docstring, in other text between two words. Tokenizers only measure
+length here.
 """
 
 import ast
@@ -232,8 +232,8 @@ def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable
     """Find where code and prose prompts may end in a Python source, in random order.
 
     The ends are character offsets; there are none if the source does not parse. A code prompt does
-    not end with a line end: without the next line's indentation that is a token which a model knows
-    from the ends of files.
+    not end with a line end: without the next line's indentation that is a token that models have
+    seen at the ends of files.
     """
     try:
         tree = ast.parse(source)

@@ -97,9 +97,9 @@ def _columns(rows: Sequence[Any], kind: type) -> list[str]:
 
 
 def _of_words(rows: Sequence[Any], texts: list[str], nested: bool) -> list[str]:
-    """List the columns that may hold a prompt: no answers, and those of several words if any.
+    """List the columns that may hold a prompt: no answers, and of several words if any are.
 
-    nested: more text lies inside other columns, so columns of single words are taken for ids.
+    nested: other columns hold more text, so columns of single words are taken for ids.
     """
     asked = [name for name in texts if name not in (*ANSWERS, *SYSTEM_COLUMNS)]
     several = [name for name in asked if " " in str(rows[0].get(name)).strip()]

@@ -35,5 +35,5 @@ def portable(text: str) -> str:
 
 
 def is_shipped(target: str | None) -> bool:
-    """Tell whether a target's path is that of the shipped pair."""
+    """Tell whether a target's path is the shipped pair's."""
     return target is not None and Path(target).resolve() == (SHIPPED / "pair" / TARGET).resolve()

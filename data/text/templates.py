@@ -164,7 +164,7 @@ def _squeezed(text: str) -> str:
 def text_ends(where: str, eos: Any, vocabulary: int) -> frozenset[int]:
     """Return the tokens that end a model's texts by its tokenizer and chat template, and `eos`.
 
-    Only `eos`, that of its generation_config, counts without a tokenizer in the folder or hub name
+    Only `eos`, from its generation_config, counts without a tokenizer in the folder or hub name
     `where`. A template that is not there, fails or does not show an answer adds none.
     """
     tokenizer, tail = None, ""

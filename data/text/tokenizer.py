@@ -1,7 +1,6 @@
 """A byte-level BPE tokenizer, and text packed into rows of tokens.
 
-This module knows the tokenizer's special token and how documents are laid end to end. It does not
-know where the text comes from or which model reads the rows.
+Documents are laid end to end, each closed by the tokenizer's special token.
 """
 
 from array import array

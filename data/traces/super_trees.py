@@ -54,7 +54,7 @@ class Prefix:
     """A trajectory inside one model: hidden states [L, H] at all its tokens, and the cache.
 
     Attributes:
-        slots: of the cache that the trajectory takes; the token at position i lies in slot i, or in
+        slots: of the cache that the trajectory takes; the token at position i is in slot i, or in
             slot i - (L - slots).
     """
 
@@ -221,7 +221,7 @@ def labels(
         settings: pairs that the labels are for.
         verifiers: names of rules.
         layout: of the trees.
-        chunk: rows of distributions at a time, at least those of a tree.
+        chunk: rows of distributions at a time, at least a tree's.
 
     Returns:
         For each setting, float32 estimates by the verifiers' names.

@@ -79,7 +79,7 @@ def text_labels(rows: TextRows, roots: Tensor) -> dict[str, Tensor]:
     reach = pad(one_by_one, (1, 0), value=1.0)
     trunk = pad((reach[:, :-1] * rates[..., 0]).cumsum(1), (1, 0))
     moves, points = _moves(given, rows.repeat[window]), torch.arange(L1_MAX + 1)
-    # [R, branch points, K, paths]: chance that of K paths so many pass through the text's token
+    # [R, branch points, K, paths]: chance that so many of K paths pass through the text's token
     passing = reach[:, points, None, None] * torch.eye(K_MAX).to(reach)
     gains = [torch.zeros_like(passing[..., 0])]
     for at in (points + level for level in range(L2_MAX)):
@@ -94,7 +94,7 @@ def text_labels(rows: TextRows, roots: Tensor) -> dict[str, Tensor]:
 
 
 def _moves(given: Tensor, repeat: Tensor) -> Tensor:
-    """Return [R, D, K, K]: the chance that m paths go on as n paths through the text's token."""
+    """Return [R, D, K, K]: the chance that m paths continue as n paths through the text's token."""
     moves = given.new_zeros(*given.shape, K_MAX)
     for m in range(1, K_MAX + 1):
         for j in range(1, m + 1):

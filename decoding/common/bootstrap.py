@@ -42,7 +42,7 @@ def interval(value: float | np.ndarray, resampled: np.ndarray, count: int) -> li
 def ratio_of_totals(values: np.ndarray) -> list[float]:
     """Return [value, low, high] of the ratio of two columns' totals, values [prompts, 2].
 
-    For values [prompts, 4]: the ratio of the first two columns over that of the last two.
+    For values [prompts, 4]: the first two columns' ratio over the last two columns'.
     """
 
     def ratio(sums: np.ndarray) -> np.ndarray:

@@ -148,7 +148,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise UserError if a link stands where a file or folder of ours belongs."""
+    """Raise UserError for a link in place of a file or folder of ours."""
     if path.is_symlink():
         raise UserError(
             f"{path} is a link to {os.readlink(path)}, and nothing is written or removed through a"

@@ -191,7 +191,7 @@ def _connect(ray: ModuleType, address: str | None) -> None:
     """Raise UserError if no cluster answers at `address`, or none starts here."""
     options: dict[str, Any] = {} if address else {"include_dashboard": False}
     try:
-        if address and ":" in address:  # Ray itself would go on trying for a minute
+        if address and ":" in address:  # Ray itself would try for a minute
             url = urlsplit(address if "://" in address else f"//{address}")
             socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
         ray.init(address=address or "local", **options)

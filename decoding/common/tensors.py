@@ -15,7 +15,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
 
 LARGEST = 1e9
-"""Magnitude beyond which no number of a trained model lies."""
+"""Larger than every number of a trained model."""
 
 
 def read_tensors(path: Path, again: str) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from nde_talf.decoding.forward.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one
-under a wide mask: where they are faster. `OPEN` is that of others, timed on an H100.
+under a wide mask: where they are faster. `OPEN` is for others, timed on an H100.
 """
 OPEN = 8192
 LONE = 64

@@ -100,7 +100,7 @@ def _timed(matrices: list[Tensor], packs: bool) -> str:
 
 
 def _large(module: nn.Module) -> list[Tensor]:
-    """List the matrices that may be packed; none where one lies on a GPU."""
+    """List the matrices that may be packed; none where one is on a GPU."""
     parts = (part for part in module.modules() if type(part) is nn.Linear)
     matrices = [part.weight for part in parts if part.weight.numel() >= LEAST]
     return matrices if all(matrix.is_cpu for matrix in matrices) else []

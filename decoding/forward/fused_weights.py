@@ -66,7 +66,7 @@ class FusedPart:
 
     Attributes:
         tensors: the weights that are used, as far as torch can read them.
-        copies: (the weights that are used, those of the module) where the first are no view of the
+        copies: (the weights that are used, the module's) where the first are no view of the
             second.
         samples: a few numbers of each matrix that was packed, as views of the module's own.
     """

@@ -11,7 +11,7 @@ from nde_talf.decoding.forward.original import TransformersForward
 
 
 def with_features(run: TransformersForward, layers: Sequence[int], *inputs: Any) -> Tensor:
-    """Run a pass; after its states stands the residual stream after each of `layers`.
+    """Run a pass; append the residual stream after each of `layers`.
 
     0 is before the first layer. It is collected by hooks, which makes no graph.
     """

@@ -27,7 +27,7 @@ from nde_talf.decoding.forward.rotary import Angles, rotate
 from nde_talf.decoding.forward.seen import Seen
 
 SHORT = 1 << 14
-"""Numbers in states below which a norm's time is that of its calls."""
+"""Below so many numbers, a norm's time is spent in its calls."""
 
 
 class Norm(FusedPart):

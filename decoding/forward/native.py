@@ -69,7 +69,7 @@ class FusedPass:
         )
 
     def _addresses(self) -> list[int]:
-        """List which modules there are, and where their parameters lie in memory."""
+        """List which modules there are, and their parameters' addresses."""
         addresses: list[int] = []
         for module in self._modules:
             addresses += map(id, module._modules.values())

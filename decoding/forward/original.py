@@ -63,7 +63,7 @@ def wide_mask(mask: Tensor, columns: int) -> Tensor:
 class TransformersForward:
     """The pass of a transformers model's body; features are collected by `with_features`.
 
-    takes: names of its arguments. memory: that of the cache.
+    takes: names of its arguments. memory: the name of the cache's.
     """
 
     def __init__(self, body: nn.Module):

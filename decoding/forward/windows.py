@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class Window(NamedTuple):
-    """Window over `size` tokens: the last ones, or where `chunked` those of the row's chunk."""
+    """Window over `size` tokens: the last ones, or where `chunked` the row's chunk."""
 
     size: int
     chunked: bool = False
@@ -28,7 +28,7 @@ class Window(NamedTuple):
         return self.cut(mask, rows, columns[:, first:])
 
     def cut(self, mask: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Hide in `mask` [B or 1, 1, n, m] what lies outside of the rows' windows.
+        """Hide in `mask` [B or 1, 1, n, m] what is outside of the rows' windows.
 
         Args:
             mask: additive.

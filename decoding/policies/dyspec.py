@@ -54,7 +54,7 @@ class DySpec(TreePolicy):
     """DySpec with `nodes` draws, one at a time, each at the node of highest value.
 
     A node's value is the probability that all tokens above are accepted and all siblings before are
-    not. `lowest` is that of the last draft's last draw: values never rise.
+    not. `lowest` is the value of the latest draw; values never rise.
     """
 
     trees = "without_replacement"

@@ -19,8 +19,8 @@ from nde_talf.decoding.tree import DraftTree
 class NgramTree(TreePolicy):
     """The tokens most likely to be accepted, best first, until there are `nodes` of them.
 
-    A child's value is its parent's, times the fraction of the matches that go on with it, times how
-    often a token drafted at a match of that size was accepted in this sequence. None of a value
+    A child's value is its parent's, times the fraction of the matches that continue with it, times
+    how often a token drafted at a match of that size was accepted in this sequence. None of a value
     below `threshold` is drafted, nor where nothing matches.
 
     Example: "a b c, a b d, a b" gives the children c and d, each with half of the matches.

@@ -2,7 +2,7 @@
 
 They stop while drafting, or follow what was accepted.
 
-The choice to go on is made before the next token is drawn: by the tokens and the draft's
+Whether to draft on is chosen before the next token is drawn: by the tokens and the draft's
 distributions so far, or by earlier steps. So every drafted token is a draw from q, and a node is
 the last one or not whatever would be drawn after it. That is all that the rules for paths need.
 """

@@ -5,7 +5,7 @@ depth-wise cumulative sums over the bundle of paths after each branch point give
 at once; for K < K_max the estimate is averaged over all subsets of the paths. Bottom-up rules have
 gains of the same form (`traversal_gains`, `gbv_gains`).
 
-Shapes are those of `branching`.
+Shapes are as in `branching`.
 """
 
 from functools import cache

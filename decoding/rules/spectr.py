@@ -140,7 +140,7 @@ def threshold(
     low, last, ahead = one, one, inverse(best, k) - 1
     bound = (1 + ahead) * (1 + tolerance)
     high = where(bracketed, one, where(bound > k, k, bound))
-    x = where(bracketed, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # where it lies for typical rows
+    x = where(bracketed, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # near the root for typical rows
     for turn in range(TURNS if many else 100):
         b = covered(x)
         value, y = acceptance(x, b, k) - b, inverse(b, k) - x

@@ -56,7 +56,7 @@ Played = tuple[list[Stage], list[Tensor]]
 def play(p: Tensor, q: Tensor, k: int) -> Played:
     """Rank by p / q, with the guard.
 
-    Stages depend on p and q alone, so those of fewer draws are the first of these.
+    Stages depend on p and q alone, so fewer draws play the first of these.
     """
     stages, laws = list[Stage](), [q]
     if k > 1:

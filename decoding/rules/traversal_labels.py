@@ -12,7 +12,7 @@ def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Return cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels.
 
     1 + sum over nodes u of visit(u) w(u) is unbiased, where w(u) is the weight u is reached with
-    and visit(u) the probability that no earlier sibling on the way was accepted. What lies below u
+    and visit(u) the probability that no earlier sibling on the way was accepted. What is below u
     is integrated out, so there is less noise than in E[tau + 1 | tree].
 
     start: [B], the weight of the node that the bundle hangs from.

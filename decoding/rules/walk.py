@@ -41,7 +41,7 @@ class Rule:
         by_count: the state depends on how many draws a node has, and not on how many were rejected.
         can_hit_draft: a token that is drawn from the residual may be one of the node's draws, where
             all of them were offered. Labels count such hits.
-        tabled: the states are those of `Residual`, so that a GPU finds all numbers in one go
+        tabled: the states are `Residual`s, so that a GPU finds all numbers in one go
             (`verification_table`).
     """
 

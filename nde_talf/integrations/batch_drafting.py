@@ -56,7 +56,7 @@ class Followed:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def begins(self, text: np.ndarray) -> bool:
-        """Return True if `text` goes on from this one."""
+        """Return True if `text` continues this one."""
         read = len(self.text)
         return (
             read < len(text)
@@ -67,7 +67,7 @@ class Followed:
     def advance(self, text: np.ndarray) -> None:
         """Read on to the end of `text`.
 
-        Drafted tokens that it goes on with count as accepted; its last one never does, being the
+        Drafted tokens that it continues with count as accepted; its last one never does, being the
         target's own.
         """
         tokens, tree, path = text[len(self.text) :].tolist(), self.tree, list[int]()

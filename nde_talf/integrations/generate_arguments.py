@@ -117,8 +117,8 @@ class RowProcess(LogitsProcess):
 def apply(processors: Sequence[Any], ids: Tensor, scores: Tensor) -> Tensor:
     """Process `scores` [n, V] after the texts `ids` [n, m].
 
-    Processors of others see one text at a time, as they may take a row's number for that of a
-    sequence.
+    Processors of others see one text at a time, as they may take a row's number for a
+    text's.
     """
     for processor in processors:
         if _named(processor, TEXTLESS + PURE):
@@ -280,7 +280,7 @@ def split(
 
 
 def ends_of(criteria: Any) -> tuple[bool, list[int]]:
-    """Whether `generate` pads a text that ended while others go on, and the tokens that end it."""
+    """Whether `generate` pads a text that ended before others, and the tokens that end it."""
     given = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
     ends = [token for each in given for token in each.flatten().tolist() if token >= 0]
     return any(hasattr(each, "eos_token_id") for each in criteria), ends

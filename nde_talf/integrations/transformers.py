@@ -90,7 +90,7 @@ class Text:
         limit: the most tokens.
         ends: tokens that end the text.
         padding: token after the end; None: there is none.
-        padded: `generate` pads a text that ended; otherwise it goes on.
+        padded: `generate` pads a text that ended; otherwise it continues.
         scored: makes the scores; None: without.
         generations: gets how the text came about.
         tokens: so far.
@@ -276,7 +276,7 @@ def speculate(
         **uncalled: what `generate` gives to a function that was not called here.
 
     Raises:
-        UserError: it stands in `generate(custom_generate=speculate)` itself, or is given a name
+        UserError: it is `generate(custom_generate=speculate)` itself, or is given a name
             that it does not have.
     """
     if uncalled:
