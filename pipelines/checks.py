@@ -136,9 +136,9 @@ def _drafter(config: Config) -> Iterator[str]:
             "traces.labels=text: such labels are for a draft model, and here the head drafts. Leave"
             " the key out, or give traces.labels=trees."
         )
-    if config.stage in OF_DRAFTER and config.drafter == "none":
+    if config.stage in OF_DRAFTER and config.drafter == "nobody":
         yield (
-            f"stage={config.stage}: nothing drafts (traces.drafter=none, or model.device_map with"
+            f"stage={config.stage}: nothing drafts (traces.drafter=nobody, or model.device_map with"
             " no draft model). Leave the key out, or give model.draft."
         )
 

@@ -315,7 +315,7 @@ class Config:
 
         No head is trained beside a target on several devices.
         """
-        head = "none" if self.model.device_map else "head"
+        head = "nobody" if self.model.device_map else "head"
         return self.traces.drafter or ("lm" if self.model.has_draft else head)
 
     @property

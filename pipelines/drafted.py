@@ -39,7 +39,7 @@ def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel,
         if config.drafter == "lm":
             return pair.models(*placed)
         target = pair.target(*placed)
-        if config.drafter == "none":
+        if config.drafter == "nobody":
             return target, None
         return target, load_head_draft(folders["draft"] / "export", target)
 

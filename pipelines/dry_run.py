@@ -160,8 +160,8 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     A stage is made again once one that it needs is.
     """
     folder = locate(stage, config)
-    if stage.name in OF_DRAFTER and config.drafter == "none":
-        return "skipped: nothing drafts (traces.drafter=none)"
+    if stage.name in OF_DRAFTER and config.drafter == "nobody":
+        return "skipped: nothing drafts (traces.drafter=nobody)"
     if stage.name == "draft" and config.model.device_map:
         return "skipped: no head is trained beside a target on several devices (model.device_map)"
     again = config.force or not to_do.isdisjoint(stage.needs(config))

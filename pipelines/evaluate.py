@@ -52,8 +52,8 @@ def settings(config: Config) -> dict[str, Any]:
     chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
     for group in {"policies", "ngram"} - asked:
         del chosen[group]
-    traces, none = config.traces, config.drafter == "none"  # then they are no stage of the run
-    alone = {"tuned": [traces.train_prompts, traces.draft_temperature]} if none else {}
+    traces, nobody = config.traces, config.drafter == "nobody"  # then they are no stage of the run
+    alone = {"tuned": [traces.train_prompts, traces.draft_temperature]} if nobody else {}
     return {
         **timed_on(config),
         **alone,
@@ -126,7 +126,7 @@ def _machine(config: Config) -> tuple[str, str, int]:
 def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     """Return how many prompts to decode: those asked for, or what a slow machine has time for."""
     evaluation, most = config.evaluation, config.evaluation.most_prompts
-    if evaluation.prompts or config.drafter == "none":
+    if evaluation.prompts or config.drafter == "nobody":
         return most
     table = LatencyTable.load(folders["latency"] / TABLE)
     generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
@@ -246,7 +246,7 @@ def _groups(config: Config) -> set[str]:
     Example: of selector, assisted and ngram, a run whose head drafts compares selector and ngram.
     """
     groups = {*config.evaluation.methods}
-    if config.drafter == "none":
+    if config.drafter == "nobody":
         return groups & {*WITHOUT_DRAFT}
     return groups - {"assisted"} if config.drafter == "head" else groups
 
@@ -359,7 +359,7 @@ def _sample(
 
 def needs(config: Config) -> tuple[str, ...]:
     """Return the names of the stages that the evaluation needs."""
-    of_drafter = OF_DRAFTER if config.drafter != "none" else ()
+    of_drafter = OF_DRAFTER if config.drafter != "nobody" else ()
     with_head = "head" in _groups(config) or config.drafter == "head"
     return ("pair", *of_drafter, *(("draft",) if with_head else ()))
 

@@ -66,7 +66,7 @@ def run(config: Config) -> None:
             remember(folder, config.base)
         for name in config.stages:
             try:
-                if name in OF_DRAFTER and config.drafter == "none":
+                if name in OF_DRAFTER and config.drafter == "nobody":
                     console.print(f"· {name}: {SKIPPED}")
                 else:
                     Attempt(stages[name], config, stages).run(config.force)
@@ -86,7 +86,7 @@ def _without_head(config: Config, error: Exception) -> None:
         raise error
     console.print(f"· draft: skipped. {error}")
     if not config.model.has_draft:
-        config.traces.drafter = "none"
+        config.traces.drafter = "nobody"
     config.evaluation.methods = [name for name in config.evaluation.methods if name != "head"]
 
 

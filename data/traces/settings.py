@@ -25,7 +25,7 @@ advises, and greedy.
 """
 Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
 Rules = Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct]
-DRAFTERS = ("lm", "head", "none")
+DRAFTERS = ("lm", "head", "nobody")
 LABELS = ("trees", "text")
 OF_TEXT = ("specinfer", "traversal")
 """Verification rules that have labels from text."""
@@ -59,7 +59,7 @@ class TracesConfig:
     """
     drafter: Annotated[str, one_of(DRAFTERS)] | None = None
     """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model),
-    head (the run's head) or none (no traces, no prices and no selector). null: the draft model;
+    head (the run's head) or nobody (no traces, no prices and no selector). null: the draft model;
     where there is none, the head.
     """
     draft_temperature: Annotated[str, one_of(("match", "raw"))] = "match"

@@ -16,7 +16,7 @@ from tests.refusal import refusal
         (["model.target=t/t", "traces=text"], "head", "trees"),
         (["model.target=t/t", "model.draft=distil"], "lm", "text"),
         (["traces.drafter=head"], "head", "trees"),
-        (["model.target=t/t", "model.device_map=auto"], "none", "trees"),
+        (["model.target=t/t", "model.device_map=auto"], "nobody", "trees"),
     ],
 )
 def test_a_head_drafts_where_no_draft_model_does_and_is_trained_first(given, drafter, labels):
@@ -35,7 +35,7 @@ def test_a_head_drafts_where_no_draft_model_does_and_is_trained_first(given, dra
     [
         ("traces.drafter=lm", "there is no draft model. Leave the key out"),
         ("traces.labels=text", "labels are for a draft model, and here the head drafts"),
-        ("traces.drafter=none stage=traces", "stage=traces: nothing drafts"),
+        ("traces.drafter=nobody stage=traces", "stage=traces: nothing drafts"),
     ],
 )
 def test_what_a_target_alone_cannot_have_is_told_before_any_work(given, told):
