@@ -23,6 +23,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.verifier import Verifier
+from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.evaluation.benchmark import Generate
 from nde_talf.evaluation.loops import (
     ASSISTED,
@@ -70,7 +71,7 @@ class Bench:
 
     Attributes:
         target: the large model.
-        draft: the small model, or the draft head in its place; None where there is neither.
+        draft: the small model, or the draft head in its place; None where nothing drafts.
         setting: what the target samples under.
         tune: chooses among the candidates of a method.
         labels: of training roots under the setting; None without a draft, or where it was not
@@ -84,7 +85,7 @@ class Bench:
         selectors: by rule.
         policies: tree policies by title, each with its rule.
         ngram: settings of drafting from the text.
-        head: the draft head, beside a draft model or alone.
+        head: the draft head beside a draft model, or where nothing is traced.
         kinds: domain of each calibration prompt.
     """
 
@@ -122,6 +123,11 @@ class Bench:
             and self.target.form == self.draft.form == "masks"
             and self.target.config.vocab_size == self.draft.config.vocab_size
         )
+
+    @property
+    def headed(self) -> bool:
+        """True if the draft head drafts in a draft model's place."""
+        return isinstance(self.draft, HeadDraft)
 
     def ours(
         self,
@@ -161,16 +167,18 @@ class Bench:
 
         At temperature 0 one of PICKED, by timing.
         """
-        suffix = HEAD_TREE * bool(head)
-        title = TITLES[rule] + suffix
+        learned = self.headed or head is not None
+        suffix, role = HEAD_TREE * learned, f"{TITLES[rule]}{HEAD_TREE * bool(head)}, {BEST_STATIC}"
         if self.greedy:
             picked = {f"{n}{suffix}": self.ours(p, "greedy", head) for n, p in PICKED.items()}
-            return Method(f"{title}, {BEST_STATIC}", picked, learned=bool(head))
+            return Method(role, picked, learned)
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
-            trees = self.labels.ranked(rule, RERANKED if self.tuned else 1)
-        grid = {f"{title} {tuple(tree)}": self.static(rule, tree, head) for tree in trees}
-        return Method(f"{title}, {BEST_STATIC}", grid, learned=bool(head))
+            trees = self.labels.ranked(rule, RERANKED if self.tuned or self.headed else 1)
+        grid = {
+            f"{TITLES[rule]}{suffix} {tuple(tree)}": self.static(rule, tree, head) for tree in trees
+        }
+        return Method(role, grid, learned)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
         """Tree of the fastest candidate of a method of static trees."""
@@ -371,7 +379,7 @@ def given_policies(bench: Bench) -> Iterator[Method]:
 
 def head(bench: Bench) -> Iterator[Method]:
     """The draft head under its static tree."""
-    if bench.head:
+    if bench.head or bench.headed:
         yield bench.best_static(bench.main, bench.head)
 
 

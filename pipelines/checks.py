@@ -35,7 +35,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import validated
 from nde_talf.pipelines.cli import CONFIGS
-from nde_talf.pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
+from nde_talf.pipelines.config import MEASURED, OF_DRAFTER, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
 
 
@@ -45,6 +45,7 @@ def check_config(config: Config, others: Sequence[str] = ()) -> None:
     parts = (
         _lengths,
         _stages,
+        _drafter,
         _files,
         _ignored,
         _installed,
@@ -108,13 +109,6 @@ def _stages(config: Config) -> Iterator[str]:
                 f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
                 f" traces.settings={traces.settings} and {GREEDY}, greedy decoding."
             )
-    if config.stage in OF_DRAFT_MODEL and not config.drafts:
-        yield (
-            f"stage={config.stage} needs a draft model, and model.draft is not given. Give one"
-            " (model.draft=FOLDER_OR_HUB_NAME stage=pair), train one (model.draft=distil"
-            " stage=pair), or use the stages pair, draft and evaluate, which decode with a draft"
-            " head."
-        )
     for name in selector.verifiers:
         if name not in traces.verifiers:
             yield (
@@ -126,6 +120,26 @@ def _stages(config: Config) -> Iterator[str]:
             f"selector.folds={selector.folds}: there are"
             f" traces.train_prompts={traces.train_prompts} to hold out in turn;"
             " raise them or lower selector.folds."
+        )
+
+
+def _drafter(config: Config) -> Iterator[str]:
+    """Find what does not fit the drafter of the trees that are traced."""
+    traces = config.traces
+    if traces.drafter == "lm" and not config.model.has_draft:
+        yield (
+            "traces.drafter=lm: there is no draft model. Leave the key out, and the head drafts, or"
+            " give a draft model (model.draft=FOLDER_OR_HUB_NAME, or model.draft=distil)."
+        )
+    if traces.labels == "text" and config.drafter == "head":
+        yield (
+            "traces.labels=text: such labels are for a draft model, and here the head drafts. Leave"
+            " the key out, or give traces.labels=trees."
+        )
+    if config.stage in OF_DRAFTER and config.drafter == "nobody":
+        yield (
+            f"stage={config.stage}: nothing drafts (traces.drafter=nobody, or model.device_map with"
+            " no draft model). Leave the key out, or give model.draft."
         )
 
 

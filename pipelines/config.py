@@ -41,8 +41,8 @@ from nde_talf.pipelines.finished import check_name
 from nde_talf.selector.selector_settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
-OF_DRAFT_MODEL = ("latency", "traces", "selector")
-"""Stages that need a draft model."""
+OF_DRAFTER = ("latency", "traces", "selector")
+"""Stages that need something that drafts: the draft model or the head."""
 METHODS = (
     "rules",
     "selector",
@@ -130,7 +130,7 @@ class ModelConfig(LoadingConfig):
     """Folder or hub name of the target; null: a small pair is trained."""
     draft: Place | None = None
     """Folder or hub name of the draft. distil: a small one is trained for the target. null beside a
-    target: there is none, and stage=all makes and evaluates a head.
+    target: there is none, and the draft head takes its place.
     """
     vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
@@ -310,19 +310,20 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @property
-    def drafts(self) -> bool:
-        """True if there are trees to trace.
+    def drafter(self) -> str:
+        """Who drafts the trees that are traced: traces.drafter, or what there is.
 
-        That takes a draft model, or with traces.drafter=head the draft head.
+        No head is trained beside a target on several devices.
         """
-        return self.model.has_draft or self.traces.drafter == "head"
+        head = "nobody" if self.model.device_map else "head"
+        return self.traces.drafter or ("lm" if self.model.has_draft else head)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that are asked for, in order. The head is first where others need it."""
         if self.stage != "all":
             return (self.stage,)
-        if self.traces.drafter == "lm":
+        if self.drafter != "head":
             return STAGES
         first = ("pair", "draft")
         return first + tuple(name for name in STAGES if name not in first)
@@ -360,4 +361,15 @@ OmegaConf.register_new_resolver("shipped", shipped, replace=True)
 OmegaConf.register_new_resolver(
     "with_shipped", lambda target, yes, no: yes if is_shipped(target) else no, replace=True
 )
+
+
+def _by_drafter(lm: Any, head: Any, _root_: Any) -> Any:
+    """Return the value for the one that drafts the traced trees, see `Config.drafter`."""
+    model, drafter = _root_.model, _root_.traces.drafter
+    alone = model.target is not None and model.draft is None
+    return head if (drafter or ("head" if alone else "lm")) == "head" else lm
+
+
+# For configs/traces/text.yaml and configs/selector/text.yaml.
+OmegaConf.register_new_resolver("by_drafter", _by_drafter, replace=True)
 OmegaConf.register_new_resolver("shipped_head", lambda: str(SHIPPED / "draft/export"), replace=True)

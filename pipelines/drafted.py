@@ -1,6 +1,6 @@
 """Target of a run and its drafter.
 
-The drafter is the draft model, or with traces.drafter=head the run's draft head.
+The drafter is the draft model, or the run's draft head: see `Config.drafter`.
 """
 
 from pathlib import Path
@@ -17,15 +17,15 @@ from nde_talf.pipelines.machine import threads
 
 def needs(config: Config) -> tuple[str, ...]:
     """The stages whose files hold the two."""
-    return ("pair", "draft") if config.traces.drafter == "head" else ("pair",)
+    return ("pair", "draft") if config.drafter == "head" else ("pair",)
 
 
 def timed_on(config: Config) -> dict[str, Any]:
     """Return the settings that decide how long a pass takes, and which two models are timed."""
     model, keys = config.model, (*PASSES, "dtype")
-    timed = {"drafter": config.traces.drafter, **{key: getattr(model, key) for key in keys}}
+    timed = {"drafter": config.drafter, **{key: getattr(model, key) for key in keys}}
     draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
-    other = draft != model.dtype and config.drafts and config.traces.drafter == "lm"
+    other = draft != model.dtype and config.drafter == "lm"
     return {**timed, "draft_dtype": draft} if other else timed
 
 
@@ -34,12 +34,14 @@ def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel,
 
     Products of matrices are chosen under as many threads as decode.
     """
-    pair, placed, head = Pair(folders["pair"]), config.model.placed, config.traces.drafter == "head"
+    pair, placed = Pair(folders["pair"]), config.model.placed
     with threads(config.evaluation.threads):
-        if config.drafts and not head:
+        if config.drafter == "lm":
             return pair.models(*placed)
         target = pair.target(*placed)
-        return target, load_head_draft(folders["draft"] / "export", target) if head else None
+        if config.drafter == "nobody":
+            return target, None
+        return target, load_head_draft(folders["draft"] / "export", target)
 
 
 def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:

@@ -24,7 +24,7 @@ from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
+from nde_talf.pipelines.config import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
 from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
 
@@ -160,8 +160,8 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     A stage is made again once one that it needs is.
     """
     folder = locate(stage, config)
-    if stage.name in OF_DRAFT_MODEL and not config.drafts:
-        return "skipped: no draft model"
+    if stage.name in OF_DRAFTER and config.drafter == "nobody":
+        return "skipped: nothing drafts (traces.drafter=nobody)"
     if stage.name == "draft" and config.model.device_map:
         return "skipped: no head is trained beside a target on several devices (model.device_map)"
     again = config.force or not to_do.isdisjoint(stage.needs(config))

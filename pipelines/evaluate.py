@@ -15,6 +15,7 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
@@ -28,7 +29,7 @@ from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
-from nde_talf.pipelines.config import TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
+from nde_talf.pipelines.config import OF_DRAFTER, TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
 from nde_talf.pipelines.drafted import load_drafted, load_head_draft, timed_on
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.manifest import MANIFEST
@@ -52,8 +53,8 @@ def settings(config: Config) -> dict[str, Any]:
     chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
     for group in {"policies", "ngram"} - asked:
         del chosen[group]
-    traces = config.traces  # without a draft model they are no stage of the run
-    alone = {} if config.drafts else {"tuned": [traces.train_prompts, traces.draft_temperature]}
+    traces, nobody = config.traces, config.drafter == "nobody"  # then they are no stage of the run
+    alone = {"tuned": [traces.train_prompts, traces.draft_temperature]} if nobody else {}
     return {
         **timed_on(config),
         **alone,
@@ -126,7 +127,7 @@ def _machine(config: Config) -> tuple[str, str, int]:
 def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     """Return how many prompts to decode: those asked for, or what a slow machine has time for."""
     evaluation, most = config.evaluation, config.evaluation.most_prompts
-    if evaluation.prompts or not config.drafts:
+    if evaluation.prompts or config.drafter == "nobody":
         return most
     table = LatencyTable.load(folders["latency"] / TABLE)
     generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
@@ -169,9 +170,7 @@ def _benches(
     evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
     texts, drawn = [prompt.tokens for prompt in tuning], _draft_setting(config)
     roots, table = _labels_and_prices(config, folders) if draft else (None, None)
-    head = None
-    if "head" in groups:
-        head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
+    head = _beside(config, folders, target, fixed)
     parts_by_setting = {}
     for title in evaluation.settings:
         setting = SETTINGS[title]
@@ -197,6 +196,15 @@ def _benches(
         if "policies" in groups:
             bench.policies = dict(_policies(evaluation, setting.temperature))
     return parts_by_setting
+
+
+def _beside(
+    config: Config, folders: dict[str, Path], target: CausalModel, fixed: StaticShapes | None
+) -> Drafter | None:
+    """Load the head that is decoded beside a draft model, or where nothing is traced."""
+    if config.drafter == "head" or "head" not in _groups(config):
+        return None
+    return load_head_draft(folders["draft"] / "export", target).drafter(fixed)
 
 
 def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:
@@ -236,12 +244,12 @@ def _without_labels(config: Config) -> str:
 def _groups(config: Config) -> set[str]:
     """Return the groups of methods that are compared with plain decoding.
 
-    Example: of selector, head and ngram, a run without a draft model compares head and ngram.
+    Example: of selector, assisted and ngram, a run whose head drafts compares selector and ngram.
     """
     groups = {*config.evaluation.methods}
-    if config.traces.drafter == "head":
-        return groups - {"assisted", "head"}  # all methods draft with the head
-    return groups if config.model.has_draft else groups & {*WITHOUT_DRAFT}
+    if config.drafter == "nobody":
+        return groups & {*WITHOUT_DRAFT}
+    return groups - {"assisted"} if config.drafter == "head" else groups
 
 
 def _notices(config: Config, assists: bool) -> Iterator[str]:
@@ -255,9 +263,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
             " stays lossless."
         )
     if left_out := {*config.evaluation.methods} - groups:
-        head = config.traces.drafter == "head"
-        why = "all methods draft with the head" if head else "there is no draft model (model.draft)"
-        yield f"· no {', '.join(sorted(left_out))}: {why}"
+        yield f"· no {', '.join(sorted(left_out))}: no draft model drafts here"
     if "assisted" in groups and not assists:
         yield (
             "· no assisted: the output layers of target and draft have different numbers of rows,"
@@ -286,7 +292,7 @@ def report_data(
     measured = [
         f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
         f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
-        "all methods draft with the run's draft head" * (config.traces.drafter == "head"),
+        "all trees are the draft head's" * (config.drafter == "head"),
         _without_labels(config),
         f"on {' and then '.join(machines)}" * (len(machines) > 1),
     ]
@@ -354,9 +360,9 @@ def _sample(
 
 def needs(config: Config) -> tuple[str, ...]:
     """Return the names of the stages that the evaluation needs."""
-    of_draft = ("latency", "traces", "selector") if config.drafts else ()
-    with_head = "head" in _groups(config) or config.traces.drafter == "head"
-    return ("pair", *of_draft, *(("draft",) if with_head else ()))
+    of_drafter = OF_DRAFTER if config.drafter != "nobody" else ()
+    with_head = "head" in _groups(config) or config.drafter == "head"
+    return ("pair", *of_drafter, *(("draft",) if with_head else ()))
 
 
 STAGE = Stage("evaluate", "report", needs, settings, work, show=show)

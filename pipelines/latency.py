@@ -71,7 +71,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             "disagreement": table.disagreement,
         }
         overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
-        if overlap and traces.drafter == "lm":
+        if overlap and config.drafter == "lm":
             metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", place)

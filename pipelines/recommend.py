@@ -160,11 +160,11 @@ def _method(run: Run, drafter: str) -> "Method":
 def _advice(run: Run, stage: str) -> str:
     if run.shipped:
         return "make a run: nde run."
-    if run.pair.has_draft:
+    if run.pair.has_draft or (run.stage("draft") / "export").is_dir():
         return f"run stage={stage}."
     return (
-        "the run has no draft model: model.draft=distil trains one. For its head, the report names"
-        " the best number of tokens (docs/draft.md says how vLLM takes both)."
+        "the run has neither a draft model nor a head: stage=draft trains a head, and"
+        " model.draft=distil a draft model."
     )
 
 

@@ -19,15 +19,15 @@ from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.checks import check_config, check_machine, names_on_hub
 from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config
+from nde_talf.pipelines.config import OF_DRAFTER, Config
 from nde_talf.pipelines.finished import read_record
 from nde_talf.pipelines.machine import reach_hub, threads
 from nde_talf.pipelines.own_data import fit
 from nde_talf.pipelines.record import completed, remember
 
 SKIPPED = (
-    "skipped, as there is no draft model: a draft head is trained and evaluated"
-    " (model.draft=distil trains a draft model)"
+    "skipped, as nothing drafts whose trees could be traced (model.draft=distil trains a draft"
+    " model)"
 )
 
 
@@ -36,9 +36,9 @@ def run(config: Config) -> None:
 
     Raises UserError for what the user can fix.
 
-    Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of
-    the draft model where there is none, and the head of a target that can have none, which is then
-    not evaluated either.
+    Of all stages, those that this pair cannot have are skipped, with a line that says so: the head
+    of a target that can have none, which is then not evaluated either, and without a draft model
+    the stages that need a drafter.
     """
     reach_hub(names_on_hub(config))
     faults = fit(config)
@@ -66,7 +66,7 @@ def run(config: Config) -> None:
             remember(folder, config.base)
         for name in config.stages:
             try:
-                if name in OF_DRAFT_MODEL and not config.drafts:
+                if name in OF_DRAFTER and config.drafter == "nobody":
                     console.print(f"· {name}: {SKIPPED}")
                 else:
                     Attempt(stages[name], config, stages).run(config.force)
@@ -78,10 +78,15 @@ def run(config: Config) -> None:
 
 
 def _without_head(config: Config, error: Exception) -> None:
-    """Leave the head out of what is evaluated. Raises `error` where the head was asked for."""
+    """Leave the head out of what is traced and evaluated.
+
+    Raises `error` where the head was asked for.
+    """
     if config.stage != "all" or config.traces.drafter == "head":
         raise error
     console.print(f"· draft: skipped. {error}")
+    if not config.model.has_draft:
+        config.traces.drafter = "nobody"
     config.evaluation.methods = [name for name in config.evaluation.methods if name != "head"]
 
 

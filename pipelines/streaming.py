@@ -170,7 +170,7 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
 def _policy_and_rule(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
     """Return the policy, and the rule that goes with it."""
     name: Any = config.policy
-    selectors, head = run.selectors(), config.drafter == "head"
+    selectors = run.selectors()
     # A run may have a selector for the verifier gbv, which is a policy's name too.
     if name in POLICIES and name not in selectors:
         rule = VERIFIERS[default_verifier(name, config.temperature)]
@@ -180,17 +180,29 @@ def _policy_and_rule(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Veri
             "options: they are those of a policy, such as policy=salf. A selector takes none, and"
             " those of drafter=ngram are the keys of ngram, such as ngram.nodes=8."
         )
-    if not name:
-        if config.drafter == "ngram":
-            return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
-        if not config.temperature:
-            return picked(run.tuned("t0"), head), VERIFIERS["greedy"]
-        if head or not selectors:
-            return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
+    if not name and (chosen := _without_selector(config, run, selectors)):
+        return chosen
     selector = Selector.from_pretrained(run.stage("selector") / "export" / (name or selectors[0]))
     table = selector.table or LatencyTable.load(run.stage("latency") / TABLE)
     policy = NeuralPolicy(selector, table)
     return policy, policy.verifier
+
+
+def _without_selector(
+    config: GenerateConfig, run: Run, selectors: list[str]
+) -> tuple[TreePolicy, Verifier] | None:
+    """Return policy and rule where none are named; None where the run has a selector for them.
+
+    Beside a draft model the selectors choose its trees, and not the head's.
+    """
+    head = config.drafter == "head"
+    if config.drafter == "ngram":
+        return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
+    if not config.temperature:
+        return picked(run.tuned("t0"), head), VERIFIERS["greedy"]
+    if not selectors or (head and run.pair.has_draft):
+        return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
+    return None
 
 
 def _check_drafter(

@@ -32,7 +32,7 @@ SUPER_TREE_DEPTH = 17
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    traces = asdict(config.traces)
+    traces = asdict(config.traces) | {"drafter": config.drafter}
     del traces["micro_batch"]  # it decides nothing of what is traced
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
@@ -52,7 +52,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
     placed = model.device, traces.dtype, *model.placed[2:5]
     head: Any = None
-    if traces.drafter == "head":
+    if config.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")
     make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
     with tracked(config, "traces", folder) as tracker:

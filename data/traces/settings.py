@@ -25,7 +25,7 @@ advises, and greedy.
 """
 Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
 Rules = Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct]
-DRAFTERS = ("lm", "head")
+DRAFTERS = ("lm", "head", "nobody")
 LABELS = ("trees", "text")
 OF_TEXT = ("specinfer", "traversal")
 """Verification rules that have labels from text."""
@@ -57,9 +57,10 @@ class TracesConfig:
     """Source of the training prompts' labels: trees (super-trees, by any rule), or text (the
     target's text alone, at every fourth token; nearly free, for specinfer and, nearly, traversal).
     """
-    drafter: Annotated[str, one_of(DRAFTERS)] = "lm"
-    """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model)
-    or head (the run's head).
+    drafter: Annotated[str, one_of(DRAFTERS)] | None = None
+    """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model),
+    head (the run's head) or nobody (no traces, no prices and no selector). null: the draft model;
+    where there is none, the head.
     """
     draft_temperature: Annotated[str, one_of(("match", "raw"))] = "match"
     """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and
@@ -76,9 +77,7 @@ class TracesConfig:
 
     def __post_init__(self) -> None:
         others = [name for name in self.verifiers if name not in OF_TEXT]
-        if self.labels == "text" and (
-            others or self.drafter != "lm" or self.draft_temperature != "match"
-        ):
+        if self.labels == "text" and (others or self.draft_temperature != "match"):
             raise UserError(
                 "traces.labels=text: it labels a draft model that is warped as the target is, by"
                 f" traces.verifiers={[*OF_TEXT]}. Give these, or traces.labels=trees."

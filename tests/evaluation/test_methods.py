@@ -20,6 +20,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.common.files import read_json
+from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -31,7 +32,7 @@ from nde_talf.evaluation.methods import (
     selector_title,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.static_trees import PICKED, StaticTrees
+from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
@@ -211,6 +212,18 @@ def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):
         "transformers prompt lookup",
         NGRAM,
     ]
+
+
+def test_static_trees_of_a_head_in_a_draft_models_place_are_timed_and_named_after_it(bench):
+    headed = replace(bench, draft=HeadDraft(random_head(bench.target)))
+    plan = plan_methods(headed, {"selector", "head"})
+    (name,) = [*plan.methods][2:]
+    grid = headed.best_static("traversal").grid
+    assert name in grid and name in plan.learned and len(grid) == 3
+    assert all(title.startswith("Traversal, TALF head (") for title in grid)
+    greedy = at(headed, GREEDY)
+    title = greedy.tune("role", greedy.best_static("traversal").grid)
+    assert PICKED[title.removesuffix(", TALF head")] is picked({"role": title}, head=True)
 
 
 def test_static_trees_are_ranked_by_labels(bench):

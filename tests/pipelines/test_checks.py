@@ -1,19 +1,47 @@
 """What settings mean, and what is told before any work."""
 
+import pytest
+
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
+from tests.refusal import refusal
 
 
-def test_a_head_that_drafts_is_trained_before_it_is_traced():
-    config = Config()
-    assert config.stages == ("pair", "latency", "traces", "selector", "draft", "evaluate")
-    config.traces.drafter = "head"
-    config.model.target = "somewhere"  # and no draft model
-    assert config.drafts
-    assert config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate")
-    config.evaluation.settings = ["t0", "t0.6"]  # greedy decoding need not be traced
+@pytest.mark.parametrize(
+    "given, drafter, labels",
+    [
+        ([], "lm", "text"),
+        (["model.target=t/t"], "head", "trees"),
+        (["model.target=t/t", "traces=text"], "head", "trees"),
+        (["model.target=t/t", "model.draft=distil"], "lm", "text"),
+        (["traces.drafter=head"], "head", "trees"),
+        (["model.target=t/t", "model.device_map=auto"], "nobody", "trees"),
+    ],
+)
+def test_a_head_drafts_where_no_draft_model_does_and_is_trained_first(given, drafter, labels):
+    # greedy decoding need not be traced
+    config = composed(Config, *given, "evaluation.settings=[t0,t0.6]")
+    assert (config.drafter, config.traces.labels) == (drafter, labels)
+    first, others = ("pair", "draft"), ("latency", "traces", "selector")
+    head = (*first, *others, "evaluate")
+    assert config.stages == (head if drafter == "head" else ("pair", *others, "draft", "evaluate"))
+    assert (config.traces.train_prompts > 28) == (config.traces.labels == "text")
     check_config(config)
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ("traces.drafter=lm", "there is no draft model. Leave the key out"),
+        ("traces.labels=text", "labels are for a draft model, and here the head drafts"),
+        ("traces.drafter=nobody stage=traces", "stage=traces: nothing drafts"),
+    ],
+)
+def test_what_a_target_alone_cannot_have_is_told_before_any_work(given, told):
+    config = composed(Config, "model.target=t/t", *given.split())
+    with refusal(told):
+        check_config(config)
 
 
 def test_numbers_become_texts_and_integers_floats_where_the_key_says_so():

@@ -4,6 +4,7 @@ be built for.
 
 import json
 import shutil
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from tests.decoding.families import FAMILIES, module
 from tests.pipelines import micro
-from tests.pipelines.launch import finish, printed_by, said
+from tests.pipelines.launch import finish, printed_by, said, start
 from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.long
@@ -45,23 +46,48 @@ def methods(folder, name):
     return [row["method"] for row in rows]
 
 
-def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
-    alone = ("run=alone", f"model.target={folder}/llama", *QUICK)
-    printed = printed_by(folder, *alone)
-    for stage in ("latency", "traces", "selector"):
-        assert f"{stage}: skipped, as there is no draft model" in printed
+@pytest.fixture(scope="module")
+def alone(folder):
+    """A target's run in one command, which is killed after the head and given again."""
+    asked = ("run=alone", f"model.target={folder}/llama", "selector.fallback=false", *QUICK)
+    dry = printed_by(folder, *asked, "dry_run=true")
+    places = [dry.index(f"stage={name}: to do") for name in ("pair", "draft", "latency", "traces")]
+    assert places == sorted(places)
+    run, head = folder / "checkpoints/alone", "draft/export/model.safetensors"
+    process = start("nde_talf.pipelines.run", micro.command(folder, *asked)[3:])
+    while process.is_alive() and not (run / "latency/begun.json").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    assert not (run / "traces").exists()
+    trained = (run / head).stat().st_mtime_ns
+    assert "✓ draft: finished" in printed_by(folder, *asked)
+    assert (run / head).stat().st_mtime_ns == trained
+    return ["run=alone", f"paths.checkpoints={folder}/checkpoints"]
+
+
+def test_a_target_without_a_draft_model_gets_a_head_and_a_selector_for_it(folder, alone):
     names = methods(folder, "alone")
-    assert names[:2] == [BASELINE, CONTROL] and names[3:] == ["n-gram"] and "TALF head" in names[2]
-    assert "stage=traces needs a draft model" in refused(folder, *alone, "stage=traces")
-    streamed = ["prompt=def f", "run=alone", "new_tokens=8"]
-    streamed.append(f"paths.checkpoints={folder}/checkpoints")
-    for drafter, told in (
-        ("head", "tokens a target pass"),
-        ("lm", "this run has no draft model"),
-        ("ngram", "tokens a target pass"),
-    ):
-        done = finish("nde_talf.pipelines.generate", [*streamed, f"drafter={drafter}"])
-        assert told in said(done)
+    assert names[:2] == [BASELINE, CONTROL] and names[-1] == "n-gram"
+    for rule in ("Traversal", "SpecInfer"):
+        assert any(name.startswith(f"{rule}, TALF head (") for name in names)
+        assert f"{rule} + selector (NDE)" in names
+
+
+@pytest.mark.parametrize(
+    "command, told",
+    [
+        ("generate prompt=x", "NDE selector"),
+        ("generate prompt=x temperature=0", "rule greedy; T = 0; drafter head"),
+        ("generate prompt=x drafter=lm", "this run has no draft model"),
+        ("generate prompt=x drafter=ngram", "drafter ngram"),
+        ("check texts=8 new_tokens=16", "follow the target's law"),
+        ("recommend", "Figures:"),
+    ],
+)
+def test_a_run_of_a_target_alone_is_used_like_another(alone, command, told):
+    name, *asked = command.split()
+    assert told in said(finish(f"nde_talf.pipelines.{name}", [*alone, *asked]))
 
 
 def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
@@ -95,6 +121,7 @@ def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
     alone = ("run=opt", f"model.target={folder}/opt", *QUICK)
     printed = printed_by(folder, *alone)
     assert "draft: skipped" in printed and "of type opt" in printed
+    assert "latency: skipped" in printed and "selector: skipped" in printed
     assert methods(folder, "opt") == [BASELINE, CONTROL, "n-gram"]
     told = refused(folder, *alone, "stage=draft")
     assert (
