@@ -229,6 +229,13 @@ class LoneTarget(Pair):
     def check_models(self) -> None:
         """Do nothing."""
 
+    def every_prompt(self) -> list[Prompt]:
+        """Raise UserError: without a run no prompts were held out."""
+        raise UserError(
+            f"{self._target}: no prompts were held out for it, as no run did so. nde generate takes"
+            " prompt=TEXT; nde check takes a finished run."
+        )
+
 
 def load_models(
     where: Iterable[str],
