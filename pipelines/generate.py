@@ -148,17 +148,23 @@ def _generate_given(config: GenerateConfig) -> None:
     generate(replace(config, prompt=_prompts[-1]) if _prompts else config)
 
 
-def completed(arguments: list[str]) -> list[str]:
-    """Read `model=NAME` as `run=NAME`, and set the text of `prompt=...` aside.
+def without_prompt(arguments: list[str]) -> list[str]:
+    """Set the text of `prompt=...` aside.
 
     Hydra would interpret brackets, quotes and ${...} in it.
+    """
+    kept = [argument for argument in arguments if not argument.startswith("prompt=")]
+    _prompts[:] = (each.partition("=")[2] for each in arguments if each not in kept)
+    return kept
+
+
+def completed(arguments: list[str]) -> list[str]:
+    """Set the prompt aside, and read `model=NAME` as `run=NAME`.
 
     Raises:
         UserError: the model is a preset of `nde run`, which has to train for it first.
     """
-    kept = [argument for argument in arguments if not argument.startswith("prompt=")]
-    _prompts[:] = (each.partition("=")[2] for each in arguments if each not in kept)
-    return [*map(_shipped_run, kept)]
+    return [*map(_shipped_run, without_prompt(arguments))]
 
 
 def _shipped_run(argument: str) -> str:
