@@ -25,6 +25,7 @@ from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.common.tensors import LARGEST, unsound
 from nde_talf.decoding.forward.original import optional
+from nde_talf.decoding.gguf import model_folder
 from nde_talf.decoding.names import DTYPES
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ _SIZES = (
 """Fields of config.json that are positive."""
 _WIDTHS = ("hidden_size", "vocab_size", "intermediate_size", "num_experts", "num_local_experts")
 """Fields that count rows of matrices, or more, each as wide as a hidden state."""
+RESTORE = "train or export the model again; a folder of converted GGUF may be deleted"
 MOST = 4
 """Names that an error lists."""
 _NUMBERS_IN_A_BYTE = 8
@@ -78,7 +80,8 @@ def load_module(
             folder and the weights.
     """
     check_device(device, "device")
-    check_checksums(Path(folder), f"{name}=", "train or export the model again")
+    folder = model_folder(folder, name)
+    check_checksums(Path(folder), f"{name}=", RESTORE)
     config = read_config(folder, name)
     quantised = optional(config, "quantization_config")
     try:
@@ -113,6 +116,7 @@ def read_config(where: str | Path, name: str) -> "PretrainedConfig":
     """
     from transformers import AutoConfig
 
+    where = model_folder(where, name)
     folder = Path(where)
     try:
         check_files(folder)
@@ -144,7 +148,7 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
     if "connect" in str(error) and not Path(where.partition("=")[2]).exists():
         return UserError(
             f"{where}: the hub cannot be reached, and the model is not in its cache. Check the"
-            " connection, or give a folder."
+            " connection, or give a folder or a GGUF file."
         )
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
     whole = re.split(" or see how to run| Model type should be", str(error))[0]

@@ -23,7 +23,7 @@ from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.verifier import Verifier
-from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Generate
 from nde_talf.evaluation.loops import (
     ASSISTED,

@@ -34,6 +34,7 @@ from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import validated
+from nde_talf.decoding.gguf import SUFFIX
 from nde_talf.pipelines.cli import CONFIGS
 from nde_talf.pipelines.config import MEASURED, OF_DRAFTER, Config, table_file
 from nde_talf.pipelines.finished import finished, meant
@@ -269,18 +270,20 @@ def _installed(config: Config) -> Iterator[str]:
 
 
 def _models(config: Config) -> Iterator[str]:
-    """Find models and heads that are neither a folder nor, for a model, a name on the hub."""
+    """Find models and heads that are no folder nor, for a model, a GGUF file or a hub name."""
     folders = {f"model.{role}": name for role, name in config.model.given.items()}
     if config.draft.warm_start:
         folders["draft.warm_start"] = config.draft.warm_start
     for key, folder in folders.items():
-        path, on_hub = Path(folder), key != "draft.warm_start" and is_hub_name(folder)
-        if path.is_dir() or (on_hub and not path.exists()):
+        path, model = Path(folder), key != "draft.warm_start"
+        gguf = model and path.suffix == SUFFIX
+        on_hub = model and not gguf and is_hub_name(folder)
+        if path.is_dir() or (gguf and path.is_file()) or (on_hub and not path.exists()):
             continue
-        fault = "it is a file" if path.exists() else "there is no such folder"
+        fault = "it is a file" if path.exists() else f"there is no such {'file' * gguf or 'folder'}"
         yield (
-            f"{key}={folder}: {lacks(path) or fault}. Give a folder, or for a model a hub name"
-            " (NAME or ORG/NAME)."
+            f"{key}={folder}: {lacks(path) or fault}. Give a folder, or for a model a GGUF file or"
+            " a hub name (NAME or ORG/NAME)."
         )
 
 

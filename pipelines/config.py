@@ -15,7 +15,7 @@ from pydantic import Field
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.settings import DataConfig
-from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped
+from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped, smollm2
 from nde_talf.data.traces.settings import Settings, TracesConfig
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -127,10 +127,10 @@ class ModelConfig(LoadingConfig):
     """
 
     target: Place | None = None
-    """Folder or hub name of the target; null: a small pair is trained."""
+    """Folder, GGUF file or hub name of the target; null: a small pair is trained."""
     draft: Place | None = None
-    """Folder or hub name of the draft. distil: a small one is trained for the target. null beside a
-    target: there is none, and the draft head takes its place.
+    """Folder, GGUF file or hub name of the draft. distil: a small one is trained for the target.
+    null beside a target: there is none, and the draft head takes its place.
     """
     vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
@@ -356,7 +356,8 @@ def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     return path
 
 
-# For configs/model/small.yaml and configs/draft/shipped.yaml.
+# For configs/model/small.yaml and smollm2.yaml, and configs/draft/shipped.yaml.
+OmegaConf.register_new_resolver("smollm2", smollm2, replace=True)
 OmegaConf.register_new_resolver("shipped", shipped, replace=True)
 OmegaConf.register_new_resolver(
     "with_shipped", lambda target, yes, no: yes if is_shipped(target) else no, replace=True

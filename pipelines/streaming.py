@@ -95,7 +95,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
         console.print(
             f"! the context of {decoder.max_context} tokens is full, so the text ends here."
         )
-    compare = run.shipped if config.compare is None else config.compare
+    compare = config.run == SMALL if config.compare is None else config.compare
     describe(decoder, config)
     console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
     if compare:
@@ -133,10 +133,13 @@ def make_decoder(
     """
     pair, placed, export = run.pair, config.model.placed, run.stage("draft") / "export"
     first = "head" if export.is_dir() else "ngram"
+    if run.shipped and first == "ngram" and config.drafter is None:
+        console.print(f"! no head ships in {export}: n-grams draft")
     config.drafter = config.drafter or ("lm" if pair.has_draft else first)
     policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
     _check_drafter(kind, config, policy, pair.has_draft, export)
+    draft: Any = None
     console.quiet = True  # the text is all that is printed before the figures
     try:
         if kind == "lm":
@@ -147,15 +150,15 @@ def make_decoder(
         console.quiet = False
     drafter: Drafter | None = None
     if kind == "lm":
-        if run.shipped and isinstance(policy, NeuralPolicy):
-            text = pair.rows("held_out")[0].tolist()
-            prices = table_here(policy.table, target, draft, text, static is not None)
-            policy = NeuralPolicy(policy.selector, prices)
         drafter = LMDrafter(draft, static)
     elif kind == "ngram":
         drafter = NgramDrafter(target.vocab_size, config.ngram)
     elif kind == "head":
-        drafter = load_head_draft(export, target).drafter(static)
+        draft = load_head_draft(export, target, any_weights=run.shipped)
+        drafter = draft.drafter(static)
+    if run.shipped and isinstance(policy, NeuralPolicy):
+        prices = table_here(policy.table, target, draft, target.probe, static is not None)
+        policy = NeuralPolicy(policy.selector, prices)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
 
 

@@ -22,7 +22,7 @@ from nde_talf.pipelines.check import CheckConfig
 from nde_talf.pipelines.checks import check_config
 from nde_talf.pipelines.cli import composed, presets
 from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig, without_prompt
+from nde_talf.pipelines.generate import GenerateConfig, completed, without_prompt
 from nde_talf.pipelines.own_data import in_full
 from nde_talf.pipelines.recommend import RecommendConfig
 from recipes.small.steps import SmallConfig
@@ -159,7 +159,8 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    words = without_prompt(shlex.split(rest + line))
+    read = completed if "pipelines.generate" in line else without_prompt
+    words = read(shlex.split(rest + line))
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
         (key, values.split("|"))

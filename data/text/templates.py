@@ -19,6 +19,7 @@ from nde_talf.data.text.conversation import (
 )
 from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.end_tokens import end_tokens
+from nde_talf.decoding.gguf import model_folder
 from nde_talf.decoding.loading import check_files, read_config
 
 PROBE = "an answer that stands for any other 5c1d"
@@ -34,6 +35,7 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
 
     Raises UserError, naming `name` and the folder, if there is none that encodes a text.
     """
+    where = model_folder(where, name)
     try:
         check_files(Path(where))
         tokenizer: Any = AutoTokenizer.from_pretrained(where, trust_remote_code=False)

@@ -283,6 +283,12 @@ def user_cache() -> Path:
     return Path(os.devnull if cache[0] == "~" else cache, "nde-talf")
 
 
+def model_cache() -> Path:
+    """Return the folder of models that are kept for the user: in HF_HOME if that is set."""
+    home = os.environ.get("HF_HOME")
+    return Path(home).expanduser() / "nde-talf" if home else user_cache() / "models"
+
+
 def discard(folder: Path) -> None:
     """Delete a folder, if it is there; a kill leaves nothing under its name."""
     if folder.exists():

@@ -32,7 +32,7 @@ def place_of(where: str) -> Path | None:
 
 
 def lacks(path: Path) -> str | None:
-    """Tell what a file or folder lacks to be a model, where it is GGUF or a LoRA adapter."""
+    """Tell what a folder lacks to be a model, where it holds GGUF or a LoRA adapter."""
     adapter = path / "adapter_config.json"
     if adapter.is_file():
         base = read_json(adapter).get("base_model_name_or_path")
@@ -41,12 +41,9 @@ def lacks(path: Path) -> str | None:
             " peft's merge_and_unload() and save them as one model; if the weights in the folder"
             " are already merged, take the adapter's files away"
         )
-    files = [path] if path.suffix == ".gguf" else [*path.glob("*.gguf")]
+    files = [*path.glob("*.gguf")]
     if files and not (path / "config.json").exists():
-        return (
-            f"{files[0].name} is GGUF, which is not read here. Give a folder with the config.json,"
-            " the safetensors weights and the tokenizer from which it was made"
-        )
+        return f"it holds GGUF. Give one such file, such as {files[0]}"
     return None
 
 

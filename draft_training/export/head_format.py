@@ -30,6 +30,7 @@ from nde_talf.decoding.common.checksums import CHECKSUMS, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export.published_heads import (
     CONFIG,
@@ -67,6 +68,7 @@ that it was trained from), and d2t where it drafts some tokens and the target's 
 `draft_vocab`; an engine drafts from the whole readout).
 """
 
+SIGNS = ("lm_head_signs_sha256", "target_signs_sha256")
 _DIFFERS = {
     "hidden_size": "hidden_size",
     "vocab_size": "vocab_size",
@@ -207,11 +209,20 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
 
 
 def load_head(
-    folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None
+    folder: str | Path,
+    target: CausalModel,
+    dtype: torch.dtype | None = None,
+    any_weights: bool = False,
 ) -> EagleHead:
     """Load the head in `folder`, in evaluation mode, for `target`, on whose device it is.
 
-    It was exported here, or published (`published`). dtype: of its weights; None: the target's.
+    It was exported here, or published (`published`).
+
+    Args:
+        folder: of the export.
+        target: what it drafts for.
+        dtype: of its weights; None: the target's.
+        any_weights: a target with other numbers in weights of the same shapes is taken, and told.
 
     Raises UserError if there is none, if a file is not as it was written, if its weights are not
     exactly a head's, or if it was trained beside another target.
@@ -229,12 +240,20 @@ def load_head(
         )
     note = FORMAT.load_folder(folder, note, folder / CONFIG)
     for key, value in _identity(target).items():
-        if note[key] != value:
-            raise UserError(
-                f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
-                f" {target.name}'s. Use the target it was trained with, or train a head for this"
-                " one."
+        if note[key] == value:
+            continue
+        if any_weights and key in SIGNS:
+            console.print(
+                f"! {folder}: the head was trained for other weights than {target.name}'s, such as"
+                " another quantisation: fewer drafts are accepted, and the text is as exact.",
+                soft_wrap=True,
             )
+            break
+        raise UserError(
+            f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
+            f" {target.name}'s. Use the target it was trained with, or train a head for this"
+            " one."
+        )
     head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
     served = json.loads(json.dumps(_served(head)))
     for key in _SERVED:

@@ -114,7 +114,7 @@ REFUSED = {
     "integers": (lambda folder: edit(folder, as_integers), "holds integers, and its config.json"),
     "a tensor twice": (store_twice, r"embed_tokens\.weight is in several of its files"),
     "an adapter": (adapter, "a LoRA adapter for org/name.* merge_and_unload"),
-    "GGUF": (only_gguf, r"model\.Q4\.gguf is GGUF.* Give a folder"),
+    "GGUF": (only_gguf, r"it holds GGUF.* such as .*model\.Q4\.gguf"),
 }
 
 

@@ -41,6 +41,13 @@ def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_
     load_head(folder, further)
 
 
+def test_a_head_that_ships_drafts_for_other_weights_of_its_shapes_and_says_so(folder, capsys):
+    assert load_head(folder, tiny_target(seed=3), any_weights=True).kind == "eagle"
+    assert "trained for other weights" in capsys.readouterr().out
+    with refusal("hidden_size"):
+        load_head(folder, tiny_target(hidden=32), any_weights=True)
+
+
 def test_an_export_without_its_note_is_refused(target, folder):
     config = json.loads((folder / "config.json").read_text())
     del config["draft_head"]

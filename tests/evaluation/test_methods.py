@@ -20,7 +20,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import tree_index
 from nde_talf.decoding.common.files import read_json
-from nde_talf.draft_training.head_traces import HeadDraft
+from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,

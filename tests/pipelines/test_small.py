@@ -1,16 +1,19 @@
 """Commands with the shipped pair."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
 from nde_talf.data.text.pair import shipped_pair
-from nde_talf.data.text.shipped import SHIPPED
+from nde_talf.data.text.shipped import SHIPPED, SMOLLM2, shipped
 from nde_talf.pipelines.cli import composed
 from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.finished import Run
 from nde_talf.pipelines.generate import GenerateConfig, generate
 from nde_talf.pipelines.pair import _read
-from nde_talf.pipelines.streaming import table_here
+from nde_talf.pipelines.streaming import choose_policy, table_here
+from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
 from tests.draft_training.heads import tiny_target
 
@@ -34,6 +37,26 @@ def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
     generate(GenerateConfig(seed=1, new_tokens=4, compare=False, drafter="head"))
     printed = capsys.readouterr().out
     assert "drafter head" in printed and "times as fast" not in printed
+
+
+@pytest.mark.slow
+def test_what_ships_for_smollm2_is_used_and_n_grams_where_nothing_does(
+    tmp_path, monkeypatch, capsys
+):
+    """With the small pair's target and parts in their place."""
+    monkeypatch.setattr("nde_talf.pipelines.finished.SHIPPED", tmp_path / "small")
+    monkeypatch.setattr("nde_talf.pipelines.finished.smollm2", lambda: shipped("target"))
+    asked = {"run": SMOLLM2, "prompt": "def main(", "new_tokens": 4}
+    generate(GenerateConfig(**asked))
+    printed = capsys.readouterr().out
+    assert "no head ships" in printed and "drafter ngram" in printed
+    for part in ("draft", "selector"):
+        shutil.copytree(SHIPPED / part, tmp_path / SMOLLM2 / part)
+    generate(GenerateConfig(**asked, temperature=0.0))
+    printed = capsys.readouterr().out
+    assert "drafter head" in printed and "times as fast" not in printed
+    policy, _ = choose_policy(GenerateConfig(**asked, drafter="head"), Run(SMOLLM2, ""))
+    assert isinstance(policy, NeuralPolicy)
 
 
 @pytest.mark.long
