@@ -5,28 +5,44 @@ Models are built without weights, on torch's meta device, from their config.json
 
 import importlib.util
 import shutil
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from rich.filesize import decimal
 from rich.table import Table
 
+from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.settings import BUILT_IN
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
+from nde_talf.pipelines.estimate import Size, from_size, measured, memory, minutes, roots_of, works
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
+from nde_talf.pipelines.quiet import quiet
 from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
+
+TO_DO = "to do"
+LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
+"""Seconds in which a target is loaded to be timed; seconds per byte to check and prepare it; bytes
+that tell how fast a disk is.
+"""
+
+BASE = 600_000_000
+"""Bytes that the libraries take."""
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -61,6 +77,58 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     return models | ours
 
 
+def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
+    """Return the minutes of the stages that are to do, and what the estimate is made from.
+
+    measure: run passes of the target, where it is soon loaded.
+    """
+    stages = every_stage()
+    to_do = [name for name, state in _states(config).items() if state == TO_DO]
+    models = pair_without_weights(config.model) if to_do else {}
+    if not models:
+        return {}, ""
+    sizes, given = {role: _size(model) for role, model in models.items()}, config.model.target
+    place, decoding = config.model.placed, config.evaluation.threads
+    quiet()
+    if measure and given and _soon_loaded(given):
+        (target,) = load_models([given], *place)
+        prices, how = measured(target, decoding), "passes timed here"
+    else:
+        width = models["target"].dtype.itemsize
+        prices, how = from_size(sizes["target"], width, place[0], decoding), "sizes, not measured"
+    work = works(
+        config,
+        sizes["target"],
+        sizes.get("draft"),
+        {name: locate(stages[name], config) for name in to_do},
+    )
+    return {name: minutes(each, prices) for name, each in work.items()}, how
+
+
+def _size(model: Any) -> Size:
+    """Return the size of a model; a token meets no parameter of the input embedding."""
+    readout, config = model.get_output_embeddings().weight.numel(), model.config
+    embedded = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    layers = config.get_text_config().num_hidden_layers
+    return Size(model.num_parameters() - embedded, readout, layers)
+
+
+def _soon_loaded(target: str) -> bool:
+    """Tell whether a model's files are here, and are loaded within `LOADING` seconds."""
+    with suppress(LocalEntryNotFoundError):
+        folder = (
+            target if Path(target).exists() else snapshot_download(target, local_files_only=True)
+        )
+        sizes = {file: file.stat().st_size for file in Path(folder).glob("*.safetensors")}
+        if sizes:
+            started = time.monotonic()
+            with open(max(sizes, key=sizes.__getitem__), "rb") as stream:
+                read = len(stream.read(PROBE))
+            seconds = (time.monotonic() - started) / read + CHECKED
+            return sum(sizes.values()) * seconds < LOADING
+    return False
+
+
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
     """Print what a run needs and does, and read its data.
 
@@ -79,6 +147,7 @@ def _print_sizes(config: Config) -> None:
     """Print what models take, and traces at most: hidden states, scalars and labels of roots."""
     models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
+    contexts = [0]
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
         size, text = model.dtype.itemsize, model.config.get_text_config()
@@ -87,12 +156,15 @@ def _print_sizes(config: Config) -> None:
         if heads := given.get("num_attention_heads"):  # Mamba has none
             keys = given.get("num_key_value_heads") or heads
             keys *= given.get("head_dim") or text.hidden_size // heads
-            context = decimal(2000 * text.num_hidden_layers * keys * size)
-            table.add_row(f"{role}: 1,000 tokens of context", context)
+            contexts.append(2 * text.num_hidden_layers * keys * size)
+            table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
+    held = sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
+    rows = models["target"].get_output_embeddings().out_features
+    table.add_row(
+        "memory, at most about", decimal(BASE + held + memory(config, rows, max(contexts)))
+    )
     if "draft" in models:
-        counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
-        a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}
-        roots = len(traces.settings) * sum(counts[split] * a_prompt[split] for split in counts)
+        roots = sum(roots_of(traces).values())
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
@@ -141,17 +213,29 @@ def _print_data(config: Config, whole: bool) -> None:
 
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
-    to_do: set[str] = set()
-    for name in config.stages:
-        state = _state(every_stage()[name], config, to_do)
-        console.print(f"stage={name}: {state}", soft_wrap=True)
+    left, how, fault = dict[str, float](), "", ""
+    try:
+        check_device(config.model.device)
+        left, how = expected(config, measure=True)
+    except UserError as error:
+        fault = f"On this machine the run would stop: {error}"
+    for name, state in _states(config).items():
+        about = f", about {duration(60 * left[name])}" if name in left else ""
+        console.print(f"stage={name}: {state}{about}", soft_wrap=True)
+    if left:
+        total = duration(60 * sum(left.values()))
+        console.print(f"all together about {total} on this machine, by {how}")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
-    try:
-        check_device(config.model.device)
-    except UserError as error:
-        console.print(f"On this machine the run would stop: {error}")
+    if fault:
+        console.print(fault)
+
+
+def _states(config: Config) -> dict[str, str]:
+    """Describe the state of each stage that is asked for."""
+    stages, to_do = every_stage(), set[str]()
+    return {name: _state(stages[name], config, to_do) for name in config.stages}
 
 
 def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
@@ -167,7 +251,7 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     again = config.force or not to_do.isdisjoint(stage.needs(config))
     if again or not (folder / MANIFEST).exists():
         to_do.add(stage.name)
-        return "to do"
+        return TO_DO
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"
     return f"finished ({folder})"
