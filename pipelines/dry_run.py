@@ -4,33 +4,32 @@ Models are built without weights, on torch's meta device, from their config.json
 """
 
 import importlib.util
+import math
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
 from rich.filesize import decimal
 from rich.table import Table
 
 from nde_talf.data.text.pair import load_models
-from nde_talf.data.text.settings import BUILT_IN
+from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.foreign import place_of
 from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.fitness import longest_context
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFT_MODEL, Config, ModelConfig
-from nde_talf.pipelines.estimate import Size, from_size, measured, memory, minutes, roots_of, works
+from nde_talf.pipelines.estimate import Size, from_size, measured, minutes, roots_of, rows_of, works
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
 from nde_talf.pipelines.quiet import quiet
 from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
@@ -42,7 +41,7 @@ that tell how fast a disk is.
 """
 
 BASE = 600_000_000
-"""Bytes that the libraries take."""
+"""Bytes that the libraries take. Models take theirs twice, where products are packed."""
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -80,53 +79,45 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
 def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
     """Return the minutes of the stages that are to do, and what the estimate is made from.
 
-    measure: run passes of the target, where it is soon loaded.
+    measure: run passes of the target, where its files are loaded within `LOADING` seconds.
     """
-    stages = every_stage()
     to_do = [name for name, state in _states(config).items() if state == TO_DO]
-    models = pair_without_weights(config.model) if to_do else {}
-    if not models:
+    if not to_do:
         return {}, ""
-    sizes, given = {role: _size(model) for role, model in models.items()}, config.model.target
-    place, decoding = config.model.placed, config.evaluation.threads
-    quiet()
-    if measure and given and _soon_loaded(given):
-        (target,) = load_models([given], *place)
-        prices, how = measured(target, decoding), "passes timed here"
+    models, place = pair_without_weights(config.model), config.model.placed
+    target, *drafts = models.values()
+    met, readout = _met(target), target.get_output_embeddings().weight.numel()
+    layer = (met - readout) // target.config.get_text_config().num_hidden_layers
+    size, decoding = Size(met, layer + readout, *map(_met, drafts)), config.evaluation.threads
+    given = config.model.target
+    if measure and given and _seconds_to_load(given) < LOADING:
+        quiet()
+        (loaded,) = load_models([given], *place)
+        prices, how = measured(loaded, decoding), "passes timed here"
     else:
-        width = models["target"].dtype.itemsize
-        prices, how = from_size(sizes["target"], width, place[0], decoding), "sizes, not measured"
-    work = works(
-        config,
-        sizes["target"],
-        sizes.get("draft"),
-        {name: locate(stages[name], config) for name in to_do},
-    )
-    return {name: minutes(each, prices) for name, each in work.items()}, how
+        prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
+        how = "sizes, not measured"
+    work = works(config, size, {name: locate(s, config) for name, s in every_stage().items()})
+    return {name: minutes(work[name], prices) for name in to_do}, how
 
 
-def _size(model: Any) -> Size:
-    """Return the size of a model; a token meets no parameter of the input embedding."""
-    readout, config = model.get_output_embeddings().weight.numel(), model.config
-    embedded = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
-    layers = config.get_text_config().num_hidden_layers
-    return Size(model.num_parameters() - embedded, readout, layers)
+def _met(model: Any) -> int:
+    """Count the parameters that a token meets: none of an input embedding of its own."""
+    tied = model.config.tie_word_embeddings
+    return model.num_parameters() - (0 if tied else model.get_input_embeddings().weight.numel())
 
 
-def _soon_loaded(target: str) -> bool:
-    """Tell whether a model's files are here, and are loaded within `LOADING` seconds."""
-    with suppress(LocalEntryNotFoundError):
-        folder = (
-            target if Path(target).exists() else snapshot_download(target, local_files_only=True)
-        )
-        sizes = {file: file.stat().st_size for file in Path(folder).glob("*.safetensors")}
-        if sizes:
-            started = time.monotonic()
-            with open(max(sizes, key=sizes.__getitem__), "rb") as stream:
-                read = len(stream.read(PROBE))
-            seconds = (time.monotonic() - started) / read + CHECKED
-            return sum(sizes.values()) * seconds < LOADING
-    return False
+def _seconds_to_load(target: str) -> float:
+    """Estimate the seconds until a model is loaded: infinite where its files are not here."""
+    folder = place_of(target)
+    files = [*folder.glob("*.safetensors")] if folder else []
+    if not files:
+        return math.inf
+    started = time.monotonic()
+    with files[0].open("rb") as stream:
+        read = len(stream.read(PROBE))
+    per_byte = (time.monotonic() - started) / read + CHECKED
+    return sum(file.stat().st_size for file in files) * per_byte
 
 
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
@@ -144,27 +135,33 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
 
 def _print_sizes(config: Config) -> None:
-    """Print what models take, and traces at most: hidden states, scalars and labels of roots."""
+    """Print what models take, and what stages take at most.
+
+    Memory holds the models, and logits in training (four times) or the cache of sampled texts.
+    Traces are hidden states, scalars and labels of roots.
+    """
     models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
-    contexts = [0]
+    contexts, memory, trained = [0], BASE, config.model.trained
+    rows = models["target"].get_output_embeddings().out_features
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
         size, text = model.dtype.itemsize, model.config.get_text_config()
-        given = text.to_dict()
+        given, memory = text.to_dict(), memory + 2 * count * size
         table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
         if heads := given.get("num_attention_heads"):  # Mamba has none
             keys = given.get("num_key_value_heads") or heads
             keys *= given.get("head_dim") or text.hidden_size // heads
             contexts.append(2 * text.num_hidden_layers * keys * size)
             table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
-    held = sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
-    rows = models["target"].get_output_embeddings().out_features
-    table.add_row(
-        "memory, at most about", decimal(BASE + held + memory(config, rows, max(contexts)))
-    )
+    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained.values())]
+    logits = 16 * rows * max(batch * length for batch, length in batches)
+    answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
+    answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
+    memory += max(logits, answers * max(contexts))
+    table.add_row("memory, at most about", decimal(memory))
     if "draft" in models:
-        roots = sum(roots_of(traces).values())
+        roots = sum(roots_of(traces))
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
@@ -213,12 +210,8 @@ def _print_data(config: Config, whole: bool) -> None:
 
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
-    left, how, fault = dict[str, float](), "", ""
-    try:
-        check_device(config.model.device)
-        left, how = expected(config, measure=True)
-    except UserError as error:
-        fault = f"On this machine the run would stop: {error}"
+    faults = faults_of((check_device,), config.model.device)
+    left, how = ({}, "") if faults else expected(config, measure=True)
     for name, state in _states(config).items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
         console.print(f"stage={name}: {state}{about}", soft_wrap=True)
@@ -228,8 +221,8 @@ def _print_stages(config: Config) -> None:
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
-    if fault:
-        console.print(fault)
+    for fault in faults:
+        console.print(f"On this machine the run would stop: {fault}")
 
 
 def _states(config: Config) -> dict[str, str]:

@@ -26,81 +26,73 @@ from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.pair import ANSWERED, answers_to_learn
 from nde_talf.selector.fit import PROBES
 
-USUAL, QUESTION = 350, 45
+ANSWER, QUESTION = 350, 45
 """Tokens of an answer that nothing cuts, and of a self-made question."""
 TOGETHER = 32
-"""Texts that are sampled together: of 128, most end early."""
+"""Texts that are sampled together: of a batch of 128 most end early."""
 LEVELS = 5
 """Drafted levels of a tree."""
-LAYER = 1.5e-4
-"""Seconds that a layer takes, however small."""
 EPOCH = 4e-5
 """Seconds per root and epoch of a selector's training."""
 METHODS = 5
-"""Texts per prompt of a group of methods, those that choose trees by timing among them."""
+"""Texts per prompt and group of methods, with those that choose trees by timing."""
 
 
 class Size(NamedTuple):
-    """Size of a model: parameters that a token meets, those of the output layer, and layers."""
+    """Parameters that a token meets in a target, in a draft head beside it, and in the draft."""
 
-    parameters: int
-    readout: int
-    layers: int
+    target: int
+    head: int
+    draft: int | None = None
 
 
 class Work(NamedTuple):
-    """What a stage does, or what each of these takes in seconds.
+    """Work of a stage; or the seconds that one unit of each takes.
 
-    row: tokens in long rows. sampled: tokens sampled in batches. step, tree: passes over one token
-    after a text, over a tree. seconds: those that are the same with every model.
+    row: tokens in long rows. step, tree: passes over one token after a text, over eight. seconds:
+    those that are the same with every model.
     """
 
     row: float = 0
-    sampled: float = 0
     step: float = 0
     tree: float = 0
     seconds: float = 0
 
 
 def minutes(work: Work, prices: Work) -> float:
-    """Multiply work with its prices in seconds."""
+    """Multiply work by its prices."""
     return sum(count * price for count, price in zip(work, prices, strict=True)) / 60
 
 
-def prices(row: float, step: float, tree: float) -> Work:
-    """Return the prices of a target from those of a token in a row, and passes over 1 and 8."""
-    return Work(row, row + step / TOGETHER, step, tree, 1)
-
-
-def from_size(size: Size, width: int, device: str, decoding: int) -> Work:
+def from_size(parameters: int, width: int, device: str, decoding: int) -> Work:
     """Estimate a target's prices by how fast `device` multiplies.
 
     width: bytes per parameter. decoding: threads of single steps.
     """
     matrix = torch.ones(2048, 2048, device=device)
-    share = size.parameters / matrix.numel()
+    share = parameters / matrix.numel()
     row = share * _seconds(lambda: matrix[:128] @ matrix) / 128
     with threads(decoding):
         step = share * width / 4 * _seconds(lambda: matrix[:1] @ matrix)
-    step = max(step, LAYER * size.layers)
-    return prices(row, step, step + 8 * row)
+    return Work(row, step, step + 8 * row, 1)
 
 
 @torch.inference_mode()
 def measured(model: CausalModel, decoding: int) -> Work:
     """Measure a target's prices. decoding: threads of single steps."""
     text = [(model.vocab_size // 3 + at) % model.vocab_size for at in range(64)]
-    ids, at = torch.tensor([[text, [*range(len(text))]]], device=model.device).unbind(1)
     session = model.session()
-    session.append(text)
 
-    def grown(nodes: int) -> Tensor:
+    def passed(nodes: int) -> Tensor:
         return model.logits(session.grow(text[:nodes], [-1] * nodes))
 
-    row = _seconds(lambda: model.logits(model.hidden(ids, at, None, None))) / len(text)
+    def row() -> Tensor:
+        session.reset()
+        return model.logits(session.append(text))
+
+    whole = _seconds(row)
     with threads(decoding):
-        step, tree = _seconds(partial(grown, 1)), _seconds(partial(grown, 8))
-    return prices(row, step, tree)
+        return Work(whole / len(text), *(_seconds(partial(passed, n)) for n in (1, 8)), 1)
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:
@@ -112,123 +104,86 @@ def _seconds(run: Callable[[], Tensor]) -> float:
     return clock() - started
 
 
-def left(folder: Path, count: int, size: int) -> int:
+def roots_of(traces: TracesConfig) -> tuple[int, int]:
+    """Count the roots of both splits, at most: (train, validation)."""
+    counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
+    train, validation = (
+        len(traces.settings) * count * -(-traces.new_tokens // traces.distance(split))
+        for split, count in counts.items()
+    )
+    return train, validation
+
+
+def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Work]:
+    """Count what is left to do in every stage; what is in its folder already is not counted."""
+    head, drafter = size.head / size.target, size.head
+    if size.draft and config.traces.drafter == "lm":
+        drafter = size.draft
+    share, latency, evaluation = drafter / size.target, config.latency, config.evaluation
+    rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
+    probes = 2 * len(PROBES) * rounds
+    texts = len(evaluation.settings) * evaluation.passes * (evaluation.prompts or FEWEST_PROMPTS)
+    texts *= 2 + METHODS * len(evaluation.methods)
+    selector, roots = config.selector, sum(roots_of(config.traces))
+    epochs = selector.epochs * (2 * selector.folds - 1) * len(selector.verifiers)
+    return {
+        "pair": _pair(config, share, folders["pair"]),
+        "draft": _head(config, head, folders["draft"]),
+        "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
+        "traces": _traces(config.traces, share, folders["traces"]),
+        "selector": Work(seconds=5 + EPOCH * roots * epochs),
+        "evaluate": Work(0, texts * evaluation.new_tokens, 0, 5),
+    }
+
+
+def _left(folder: Path, count: int, size: int) -> int:
     """Return how many of `count` texts, in shards of `size`, are not in a folder yet."""
     return max(0, count - size * len([*folder.glob("*.parquet")]))
 
 
-def works(
-    config: Config, target: Size, draft: Size | None, folders: dict[str, Path]
-) -> dict[str, Work]:
-    """Count what is left to do in each stage.
-
-    Args:
-        config: of the run.
-        target: its size.
-        draft: that of the draft model; None: a head drafts.
-        folders: of the stages to do, by name.
-    """
-    layer = (target.parameters - target.readout) // target.layers
-    head = Size(layer + target.readout, target.readout, 1)
-    drafter = draft if draft and config.traces.drafter == "lm" else head
-    share = drafter.parameters / target.parameters
-    drafts = LEVELS * max(share, drafter.layers / target.layers)  # steps of the target
-    counts = {
-        "pair": lambda folder: _pair(config, share, folder),
-        "draft": lambda folder: _head(config, head.parameters / target.parameters, folder),
-        "latency": lambda folder: _latency(config, drafts),
-        "traces": lambda folder: _traces(config.traces, share, folder),
-        "selector": lambda folder: _selector(config),
-        "evaluate": lambda folder: _evaluation(config),
-    }
-    return {name: counts[name](folder) for name, folder in folders.items()}
+def _pair(config: Config, share: float, folder: Path) -> Work:
+    data, model, size = config.data, config.model, config.engine.batch
+    rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
+    trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
+    texts = (data.answers or ANSWERED) // 4 if data.source in (ANSWERS, SELF) else 0
+    if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
+        texts += answers_to_learn(config)
+    tokens = _left(folder / "answers", texts, size) * data.answer_tokens
+    if data.source == SELF:
+        tokens += _left(folder / "questions", data.prompt_count, size) * QUESTION
+    return Work(trained + tokens, tokens / TOGETHER, 0, 10)
 
 
-def memory(config: Config, vocabulary: int, context: int) -> int:
-    """Return the bytes beside the models that the stages take at most.
-
-    They are those of logits in training, four times, or of sampled texts in a cache.
-
-    Args:
-        config: of the run.
-        vocabulary: tokens of the target.
-        context: bytes of a token in its cache.
-    """
-    batches = [(lm.batch, config.model.length) for lm in config.model.trained.values()]
-    tokens = max(batch * length for batch, length in [*batches, _rows(config)])
-    most = max(config.dialogues.new_tokens, config.data.answer_tokens)
-    return max(16 * tokens * vocabulary, config.engine.batch * most * context)
-
-
-def _rows(config: Config) -> tuple[int, int]:
+def rows_of(config: Config) -> tuple[int, int]:
     """Return rows and tokens of a row in a pass of a head's training."""
     chats = config.data.source == SELF or config.dialogues.source
     return config.draft.batch, config.dialogues.length if chats else config.model.length
 
 
-def _pair(config: Config, share: float, folder: Path) -> Work:
-    data, model = config.data, config.model
-    rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
-    row = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
-    own = data.source in (ANSWERS, SELF)
-    texts = (data.answers or ANSWERED) // 4 if own else 0
-    if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
-        texts += answers_to_learn(config)
-    answers = left(folder / "answers", texts, config.engine.batch)
-    asked = data.prompt_count if data.source == SELF else 0
-    asked = left(folder / "questions", asked, config.engine.batch)
-    return Work(row, answers * data.answer_tokens + asked * QUESTION, seconds=10)
-
-
 def _head(config: Config, share: float, folder: Path) -> Work:
     draft, loss, dialogues = config.draft, config.draft.loss, config.dialogues
-    own = config.data.source == SELF or dialogues.regenerate
-    texts = (dialogues.count or config.data.self_made.count) if own else 0
-    answers = left(folder / "answers", texts, config.engine.batch)
-    batch, length = _rows(config)
-    steps = draft.steps
+    tokens, (batch, length), steps = 0, rows_of(config), draft.steps
+    if config.data.source == SELF or dialogues.regenerate:
+        texts = dialogues.count or config.data.self_made.count
+        tokens = _left(folder / "answers", texts, config.engine.batch)
+        tokens *= min(dialogues.new_tokens, ANSWER) + QUESTION
     with suppress(OSError):
-        path = folder / "training" / CHECKPOINT
-        steps -= torch.load(path, mmap=True, weights_only=True)["global_step"]
-    trees = min(draft.roots or length, length) * (loss.depth - 1) / length
-    more = (1 - draft.chain_fraction) * trees * (loss.k if loss.target_trees else 1)
+        begun = torch.load(folder / "training" / CHECKPOINT, mmap=True, weights_only=True)
+        steps -= begun["global_step"]
+    trees = (1 - draft.chain_fraction) * min(draft.roots or length, length) * (loss.depth - 1)
+    more = trees / length * (loss.k if loss.target_trees else 1)
     passes = 1 + more * loss.target_trees + 3 * share * (1 + more)
-    row = 1.1 * steps * batch * draft.accumulate * length * passes
-    return Work(row, answers * (min(dialogues.new_tokens, USUAL) + QUESTION))
-
-
-def _latency(config: Config, drafts: float) -> Work:
-    rounds = 2.5 * config.latency.repeats * (1 + len(config.latency.contexts))
-    probed = 2 * len(PROBES) * rounds
-    return Work(step=18 * rounds + drafts * probed, tree=probed, seconds=5)
-
-
-def roots_of(traces: TracesConfig) -> dict[str, int]:
-    """Count the roots of each split, at most."""
-    counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
-    return {
-        split: len(traces.settings) * count * -(-traces.new_tokens // traces.distance(split))
-        for split, count in counts.items()
-    }
+    rows = 1.1 * steps * batch * draft.accumulate * length  # a tenth for held-out figures
+    return Work(rows * passes + tokens, tokens / TOGETHER)
 
 
 def _traces(traces: TracesConfig, share: float, folder: Path) -> Work:
-    layout, roots = super_tree_layout(), roots_of(traces)
-    trees = roots["validation"] * (traces.validation_samples or traces.samples)
-    trees += roots["train"] * traces.samples * (traces.labels == "trees")
+    train, validation = roots_of(traces)
+    trees = validation * (traces.validation_samples or traces.samples)
+    trees += train * traces.samples * (traces.labels == "trees")
     prompts = traces.train_prompts + traces.validation_prompts
-    some = left(folder, prompts, traces.shard_prompts) / prompts
-    sampled = prompts * len(traces.settings) * traces.new_tokens
-    return Work(some * trees * layout.inner * (1 + share) * 2, some * sampled, seconds=10)
-
-
-def _selector(config: Config) -> Work:
-    selector, roots = config.selector, sum(roots_of(config.traces).values())
-    epochs = selector.epochs * (2 * (selector.folds - 1) + 1) * len(selector.verifiers)
-    return Work(seconds=5 + EPOCH * roots * epochs)
-
-
-def _evaluation(config: Config) -> Work:
-    own = config.evaluation
-    texts = len(own.settings) * own.passes * (own.prompts or FEWEST_PROMPTS)
-    return Work(step=texts * (2 + METHODS * len(own.methods)) * own.new_tokens, seconds=5)
+    left = _left(folder, prompts, traces.shard_prompts) / prompts
+    tokens = left * prompts * len(traces.settings) * traces.new_tokens
+    # Each row is run by both models, and as much again is computed of its distributions.
+    rows = left * trees * super_tree_layout().inner * 2 * (1 + share)
+    return Work(rows + tokens, tokens / TOGETHER, 0, 10)
