@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from nde_talf.decoding.common.arguments import checked
@@ -152,10 +152,15 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
         )
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
     whole = re.split(" or see how to run| Model type should be", str(error))[0]
+    advice = (
+        "Give a decoder-only model: a folder with config.json and safetensors weights, or a hub"
+        " name."
+    )
+    if isinstance(error, (SafetensorError, FileNotFoundError)) or "o file named" in whole:
+        advice = "Its files are cut, or not all there: download the model again."
     return UserError(
         f"{where}: no causal language model could be loaded from there"
-        f" ({kind}{shorten(whole, 300, placeholder=' ...')}). Give a decoder-only model: a folder"
-        " with config.json and safetensors weights, or a hub name."
+        f" ({kind}{shorten(whole, 300, placeholder=' ...')}). {advice}"
     )
 
 
@@ -192,6 +197,7 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
     Raises:
         ValueError: it claims more layers than there are tensors, or a matrix that is larger than
             all of the files; a matrix holds integers and is not quantised; a tensor is there twice.
+        FileNotFoundError: the index names a file that is not there.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -215,12 +221,16 @@ def check_claims(folder: Path, config: "PretrainedConfig") -> None:
 
 
 def _count_tensors(files: list[Path], plain: bool) -> int:
-    """Count the tensors of safetensors files. Raises ValueError for one that is stored twice.
+    """Count the tensors of safetensors files, all that the index names.
+
+    Raises ValueError for one that is stored twice.
 
     plain: matrices of integers are refused too, as their scales are unknown.
     """
     index = files[0].with_name("model.safetensors.index.json")
     shards = {*read_json(index)["weight_map"].values()} if index.exists() else set()
+    if missing := {name for name in shards if not index.with_name(name).exists()}:
+        raise FileNotFoundError(f"there is no {min(missing)}, which its index names")
     count, sharded = 0, set[str]()
     for file in files:
         with safe_open(file, "pt") as opened:

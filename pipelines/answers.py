@@ -137,7 +137,8 @@ class SelfMade:
         for shard in count():
             name = f"{store.kind}-{shard:06d}.parquet"
             if not store.holds(name):
-                seed, asked = self.seed * 1_009 + shard, [before] * self.size
+                size = self.size if shard else min(self.size, FIRST)  # hopeless ones are soon told
+                seed, asked = self.seed * 1_009 + shard, [before] * size
                 made = self.engine().sample(asked, self.setting, self.most, seed, self.opening.ends)
                 store.write(name, {"tokens": [ids[len(before) :] for ids in made]})
             yield from map(self._read, store.lists(name)["tokens"])

@@ -4,7 +4,9 @@ Models are built without weights, on torch's meta device, from their config.json
 """
 
 import importlib.util
+import math
 import shutil
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,19 +16,32 @@ import torch
 from rich.filesize import decimal
 from rich.table import Table
 
-from nde_talf.data.text.settings import BUILT_IN
+from nde_talf.data.text.pair import load_models
+from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.foreign import place_of
+from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFTER, Config, ModelConfig
+from nde_talf.pipelines.estimate import Size, from_size, measured, minutes, roots_of, rows_of, works
 from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
+from nde_talf.pipelines.quiet import quiet
 from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
+
+TO_DO = "to do"
+LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
+"""Seconds in which a target is loaded to be timed; seconds per byte to check and prepare it; bytes
+that tell how fast a disk is.
+"""
+
+BASE = 600_000_000
+"""Bytes that the libraries take. Models take theirs twice, where products are packed."""
 
 
 def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
@@ -61,6 +76,50 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     return models | ours
 
 
+def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
+    """Return the minutes of the stages that are to do, and what the estimate is made from.
+
+    measure: run passes of the target, where its files are loaded within `LOADING` seconds.
+    """
+    to_do = [name for name, state in _states(config).items() if state == TO_DO]
+    if not to_do:
+        return {}, ""
+    models, place = pair_without_weights(config.model), config.model.placed
+    target, *drafts = models.values()
+    met, readout = _met(target), target.get_output_embeddings().weight.numel()
+    layer = (met - readout) // target.config.get_text_config().num_hidden_layers
+    size, decoding = Size(met, layer + readout, *map(_met, drafts)), config.evaluation.threads
+    given = config.model.target
+    if measure and given and _seconds_to_load(given) < LOADING:
+        quiet()
+        (loaded,) = load_models([given], *place)
+        prices, how = measured(loaded, decoding), "passes timed here"
+    else:
+        prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
+        how = "sizes, not measured"
+    work = works(config, size, {name: locate(s, config) for name, s in every_stage().items()})
+    return {name: minutes(work[name], prices) for name in to_do}, how
+
+
+def _met(model: Any) -> int:
+    """Count the parameters that a token meets: none of an input embedding of its own."""
+    tied = model.config.tie_word_embeddings
+    return model.num_parameters() - (0 if tied else model.get_input_embeddings().weight.numel())
+
+
+def _seconds_to_load(target: str) -> float:
+    """Estimate the seconds until a model is loaded: infinite where its files are not here."""
+    folder = place_of(target)
+    files = [*folder.glob("*.safetensors")] if folder else []
+    if not files:
+        return math.inf
+    started = time.monotonic()
+    with files[0].open("rb") as stream:
+        read = len(stream.read(PROBE))
+    per_byte = (time.monotonic() - started) / read + CHECKED
+    return sum(file.stat().st_size for file in files) * per_byte
+
+
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
     """Print what a run needs and does, and read its data.
 
@@ -76,23 +135,33 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
 
 def _print_sizes(config: Config) -> None:
-    """Print what models take, and traces at most: hidden states, scalars and labels of roots."""
+    """Print what models take, and what stages take at most.
+
+    Memory holds the models, and logits in training (four times) or the cache of sampled texts.
+    Traces are hidden states, scalars and labels of roots.
+    """
     models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
+    contexts, memory, trained = [0], BASE, config.model.trained
+    rows = models["target"].get_output_embeddings().out_features
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
         size, text = model.dtype.itemsize, model.config.get_text_config()
-        given = text.to_dict()
+        given, memory = text.to_dict(), memory + 2 * count * size
         table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
         if heads := given.get("num_attention_heads"):  # Mamba has none
             keys = given.get("num_key_value_heads") or heads
             keys *= given.get("head_dim") or text.hidden_size // heads
-            context = decimal(2000 * text.num_hidden_layers * keys * size)
-            table.add_row(f"{role}: 1,000 tokens of context", context)
+            contexts.append(2 * text.num_hidden_layers * keys * size)
+            table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
+    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained.values())]
+    logits = 16 * rows * max(batch * length for batch, length in batches)
+    answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
+    answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
+    memory += max(logits, answers * max(contexts))
+    table.add_row("memory, at most about", decimal(memory))
     if "draft" in models:
-        counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
-        a_prompt = {split: -(-traces.new_tokens // traces.distance(split)) for split in counts}
-        roots = len(traces.settings) * sum(counts[split] * a_prompt[split] for split in counts)
+        roots = sum(roots_of(traces))
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
@@ -141,17 +210,25 @@ def _print_data(config: Config, whole: bool) -> None:
 
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
-    to_do: set[str] = set()
-    for name in config.stages:
-        state = _state(every_stage()[name], config, to_do)
-        console.print(f"stage={name}: {state}", soft_wrap=True)
+    faults = faults_of((check_device,), config.model.device)
+    left, how = ({}, "") if faults else expected(config, measure=True)
+    for name, state in _states(config).items():
+        about = f", about {duration(60 * left[name])}" if name in left else ""
+        console.print(f"stage={name}: {state}{about}", soft_wrap=True)
+    if left:
+        total = duration(60 * sum(left.values()))
+        console.print(f"all together about {total} on this machine, by {how}")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
-    try:
-        check_device(config.model.device)
-    except UserError as error:
-        console.print(f"On this machine the run would stop: {error}")
+    for fault in faults:
+        console.print(f"On this machine the run would stop: {fault}")
+
+
+def _states(config: Config) -> dict[str, str]:
+    """Describe the state of each stage that is asked for."""
+    stages, to_do = every_stage(), set[str]()
+    return {name: _state(stages[name], config, to_do) for name in config.stages}
 
 
 def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
@@ -167,7 +244,7 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     again = config.force or not to_do.isdisjoint(stage.needs(config))
     if again or not (folder / MANIFEST).exists():
         to_do.add(stage.name)
-        return "to do"
+        return TO_DO
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"
     return f"finished ({folder})"

@@ -223,7 +223,10 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
     if own:
         _answer(config, folder, text, models[0].max_context, engine)
     elif config.model.draft == DISTIL and source != SELF:
-        store, rows = TraceStore(folder / "answers", "train"), spread(text.train, _answers(config))
+        store, rows = (
+            TraceStore(folder / "answers", "train"),
+            spread(text.train, answers_to_learn(config)),
+        )
         most = min(config.data.answer_tokens, models[0].max_context - OPENING)
         end, size = text.tokenizer.eos_token_id, config.engine.batch
         own_rows = continued(store, engine, rows, config.seed, end, most, size)
@@ -334,11 +337,11 @@ def _answer(
     if (config.dialogues.source or data.source == SELF) and not config.model.trained:
         console.print("the head learns from dialogues: no other text is sampled to learn from")
     else:
-        text.train = text.for_draft = rows("train", traced[:first], _answers(config))
+        text.train = text.for_draft = rows("train", traced[:first], answers_to_learn(config))
     text.held_out = rows("held_out", traced[first:], (data.answers or ANSWERED) // 4)
 
 
-def _answers(config: Config) -> int:
+def answers_to_learn(config: Config) -> int:
     """Count the answers to learn from; a draft for a given target sees them `EPOCHS` times."""
     model, tokens = config.model, config.model.draft_lm.batch * config.model.length
     rows = model.draft_lm.steps * tokens if model.draft == DISTIL else 0

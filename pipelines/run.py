@@ -12,11 +12,13 @@ if __name__ == "__main__":
     leave_at_once()
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console, duration
 from nde_talf.pipelines.checks import check_config, check_machine, names_on_hub
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import OF_DRAFTER, Config
@@ -25,6 +27,8 @@ from nde_talf.pipelines.machine import reach_hub, threads
 from nde_talf.pipelines.own_data import fit
 from nde_talf.pipelines.record import completed, remember
 
+LONG = 600
+"""Seconds of a stage that are told when it begins."""
 SKIPPED = (
     "skipped, as nothing drafts whose trees could be traced (model.draft=distil trains a draft"
     " model)"
@@ -53,6 +57,7 @@ def run(config: Config) -> None:
     # Imported here, after the checks: they take seconds.
     from nde_talf.decoding.device import free_memory
     from nde_talf.draft_training.model.families import NoHeadError
+    from nde_talf.pipelines.dry_run import expected
     from nde_talf.pipelines.lock import locked
     from nde_talf.pipelines.pair import check_template
     from nde_talf.pipelines.stage import Attempt, every_stage
@@ -64,7 +69,15 @@ def run(config: Config) -> None:
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base)
+        left = dict[str, float]()
+        with suppress(UserError):  # the stage that meets it says it
+            left, _ = expected(config)
         for name in config.stages:
+            if (seconds := 60 * left.get(name, 0)) > LONG:
+                console.print(
+                    f"! {name}: about {duration(seconds)} on this machine, an estimate from sizes"
+                    " (dry_run=true times passes)"
+                )
             try:
                 if name in OF_DRAFTER and config.drafter == "nobody":
                     console.print(f"· {name}: {SKIPPED}")

@@ -86,12 +86,12 @@ FAULTY = {
 }
 
 
-def made(folder, tokenizer, texts):
+def made(folder, tokenizer, texts, size=3):
     engine = Recited(tokenizer, texts)
     closing = "<|im_end|>"
     opening = Opening([1, 2], (tokenizer.convert_tokens_to_ids(closing),), closing)
     store = TraceStore(folder, "questions")
-    own = SelfMade(store, lambda: engine, tokenizer, opening, SamplingSetting(), 120, 3, 0)
+    own = SelfMade(store, lambda: engine, tokenizer, opening, SamplingSetting(), 120, size, 0)
     return own, engine
 
 
@@ -113,6 +113,10 @@ def test_a_model_that_never_ends_a_turn_is_told_after_fifty_samples(tmp_path):
     with refusal(r"0 of 50 texts .* can be used; skipped 50 that did not end"):
         own.texts(3)
     assert engine.asked == 17
+    own, _ = made(tmp_path / "large", family_tokenizer("qwen2", TEXTS), ["word " * 200] * 99, 99)
+    with refusal("0 of 50 texts"):
+        own.texts(3)
+    assert [shard["rows"] for shard in own.store.shards.values()] == [50]
 
 
 def test_questions_with_a_common_beginning_are_not_alike():

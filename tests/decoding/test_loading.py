@@ -80,6 +80,17 @@ def store_twice(folder):
     save_file(load_file(second) | load_file(first), second, metadata={"format": "pt"})
 
 
+def half(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_a_shard(folder):
+    build("llama").save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink()
+    max(folder.glob("*.safetensors")).unlink()
+
+
 def only_gguf(folder):
     (folder / "config.json").unlink()
     (folder / "model.Q4.gguf").touch()
@@ -113,6 +124,12 @@ REFUSED = {
     "a head of scores": (add(**{"v_head.summary.weight": torch.ones(1, 32)}), r"v_head\.summary"),
     "integers": (lambda folder: edit(folder, as_integers), "holds integers, and its config.json"),
     "a tensor twice": (store_twice, r"embed_tokens\.weight is in several of its files"),
+    "half a download": (half, "not fully covered.* download the model again"),
+    "a missing shard": (without_a_shard, "which its index names.* download the model again"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "o file named.* download the model again",
+    ),
     "an adapter": (adapter, "a LoRA adapter for org/name.* merge_and_unload"),
     "GGUF": (only_gguf, r"it holds GGUF.* such as .*model\.Q4\.gguf"),
 }
