@@ -31,7 +31,7 @@ from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.cli import launch
 from nde_talf.pipelines.config import LoadingConfig, PathsConfig
 from nde_talf.pipelines.finished import NoRun, Run
-from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.machine import reach_hub, threads
 
 DRAFTERS = ("lm", "head", "ngram")
 _prompts: list[str] = []
@@ -134,6 +134,7 @@ def generate(config: GenerateConfig) -> None:
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_device(config.model.device)
+    reach_hub([alone] if alone else [])
     quiet()
     from nde_talf.pipelines.streaming import stream
 

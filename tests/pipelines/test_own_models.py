@@ -32,7 +32,8 @@ def folder(tmp_path_factory):
     longer = {"max_position_embeddings": 256}
     llama = module("llama", longer | {"vocab_size": 304})
     opt = module(FAMILIES["opt"][0], FAMILIES["opt"][1] | longer | {"vocab_size": 300})
-    for name, model in (("llama", llama), ("opt", opt)):
+    qwen = module("qwen3", longer | {"vocab_size": 304})
+    for name, model in (("llama", llama), ("opt", opt), ("qwen3", qwen)):
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
     return made
@@ -46,8 +47,9 @@ def methods(folder, name):
 
 
 def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
-    alone = ("run=alone", f"model.target={folder}/llama", *QUICK)
+    alone = ("run=alone", f"model.target={folder}/qwen3", *QUICK)
     printed = printed_by(folder, *alone)
+    assert printed.count("vLLM's EAGLE layout has no place for") == 2  # before and after training
     for stage in ("latency", "traces", "selector"):
         assert f"{stage}: skipped, as there is no draft model" in printed
     names = methods(folder, "alone")
