@@ -20,6 +20,8 @@ USAGE = "\n".join(
         *(f"  nde {name:<10}{text}" for name, text in COMMANDS.items()),
         "",
         "  nde COMMAND --help explains a command.  nde --version shows the version.",
+        "  Exit status: 0 done; 1 failed, or nde check found a difference; 2 the command line",
+        "  cannot be read; 130 ended by Ctrl-C; 143 by SIGTERM.",
     ]
 )
 
@@ -35,7 +37,8 @@ def main() -> None:
 
         print(f"nde-talf {__version__}")
     elif arguments[0] not in COMMANDS:
-        sys.exit(f"nde: there is no command {arguments[0]!r}.\n\n{USAGE}")
+        print(f"nde: there is no command {arguments[0]!r}.\n\n{USAGE}", file=sys.stderr)
+        sys.exit(2)
     else:
         sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
         leave_at_once()

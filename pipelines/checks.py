@@ -247,8 +247,8 @@ def _ignored(config: Config) -> Iterator[str]:
     if is_shipped(config.model.target) and other and not data.sets:
         key = "data.mix" if data.mix else f"data.source={data.source}"
         yield (
-            f"{key}: model=small reads the text that ships with it. Train a small pair on yours"
-            " with model=tiny3, or give model.target."
+            f"{key}: the shipped pair reads the text that ships with it. Train a small pair on"
+            " yours with model=tiny3, or give another model.target."
         )
 
 

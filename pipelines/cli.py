@@ -43,19 +43,23 @@ _FILES = (
 )
 """Faults of a name or folder that a user gave."""
 
-_OPTIONS = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--resolve", "--info", "-i"}
+_OPTIONS = {"--help", "-h", "--cfg", "-c", "--resolve", "--info", "-i"}
 _OPTIONS |= {"--multirun", "-m"}
 """Options of Hydra: they print, but the last two run every combination of values."""
 _TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
 """Keys, by their last part, whose values are texts of many lines."""
 _PLACES = ("checkpoints", "target", "draft", "warm_start", "source", "table")
 """Keys, by their last part, whose values are files, folders or names on the hub."""
-UNREADABLE = 2
-"""Exit status of a parser of options."""
+USAGE = 2
+"""Exit status for a command line that cannot be read, as of any parser of options."""
 LONGEST = 10_000
 """Characters of an argument, at most."""
 
 T = TypeVar("T")
+
+
+class UsageError(UserError):
+    """The command line names what there is not, or cannot be read."""
 
 
 def register(name: str, schema: type) -> None:
@@ -69,23 +73,23 @@ def register(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=content)
 
 
-def fail(message: str) -> None:
-    """Print one paragraph and exit with status 1."""
+def fail(message: str, status: int = 1) -> None:
+    """Print one paragraph and exit with `status`."""
     message = masked(message).encode(errors="replace").decode()  # it may hold half characters
     try:
         console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     except MemoryError:
         os.write(1, f"error: {message}\n".encode())
-    sys.exit(1)
+    sys.exit(status)
 
 
 def answer(error: BaseException) -> None:
-    """Print what a person can do about an error and exit with status 1.
+    """Print what a person can do about an error and exit with status 1, or 2 for a `UsageError`.
 
     One that nobody can do anything about is raised.
     """
     if isinstance(error, UserError):
-        fail(str(error))
+        fail(str(error), USAGE if isinstance(error, UsageError) else 1)
     chain = list(_causes(error))
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
     short = next(filter(lacks_memory, chain), None)
@@ -138,7 +142,7 @@ def launch(
 ) -> None:
     """Compose the command line's configuration and hand it to `work`; Hydra prints help too.
 
-    What cannot be read or composed is answered in one paragraph, with status 1. Secrets in the
+    What cannot be read or composed is answered in one paragraph, with status 2. Secrets in the
     command line are masked from here on, as it is logged in many places, and in tracebacks.
 
     Args:
@@ -152,7 +156,7 @@ def launch(
     def main(composed: DictConfig) -> None:
         sys.argv[1:] = [masked(each.removeprefix("++")) for each in sys.argv[1:]]
         try:
-            work(settled(composed, schema))
+            work(_read(composed, schema))
         except Exception as error:
             errors.append(error)  # Hydra would print the whole command line beside it
 
@@ -171,19 +175,28 @@ def launch(
     except (HydraException, OmegaConfBaseException) as error:
         if memory_is_short(error):
             answer(error)
-        fail(explained(error, schema))
+        fail(explained(error, schema), USAGE)
     except (UserError, MemoryError, OSError) as error:
         answer(error)
     except SystemExit as error:
-        if error.code == UNREADABLE:
+        if error.code == USAGE:
             fail(
-                f"{_shown(arguments)}: these options cannot be read; --help lists what can be set."
+                f"{_shown(arguments)}: these options cannot be read; --help lists what can be set.",
+                USAGE,
             )
         raise
     except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
         if errors:
             raise
-        fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error)}).")
+        fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error)}).", USAGE)
+
+
+def _read(composed: DictConfig, schema: type[T]) -> T:
+    """Return `settled`; what it refuses is an error of the command line."""
+    try:
+        return settled(composed, schema)
+    except UserError as error:
+        raise UsageError(str(error)) from error
 
 
 @contextmanager
@@ -201,18 +214,18 @@ def _folders_of_hydra() -> Iterator[None]:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError for an argument that Hydra would end on in a traceback, or not at all.
+    """Raise UsageError for an argument that Hydra would end on in a traceback, or not at all.
 
     Also for an option of Python that transformers ends on.
     """
     if sys.flags.optimize > 1:
-        raise UserError(
+        raise UsageError(
             "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
             " out, or set it to 1."
         )
     for argument in arguments:
         if fault := _fault_of_argument(argument):
-            raise UserError(f"{_shown([argument])}: {fault}.")
+            raise UsageError(f"{_shown([argument])}: {fault}.")
 
 
 def _fault_of_argument(argument: str) -> str:

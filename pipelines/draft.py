@@ -21,7 +21,7 @@ from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export.head_format import load_head, save_head, write_head_card
 from nde_talf.draft_training.export.published_heads import FILES
-from nde_talf.draft_training.model.families import NoHeadError
+from nde_talf.draft_training.model.families import NoHeadError, not_for_vllm
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.training.head_evaluation import SAMPLED, held_out_report
 from nde_talf.draft_training.training.head_training import build_head, fit_head
@@ -64,7 +64,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target = load()
     # A tree at a row's last token fits the target's context too.
     room = target.max_context - max(loss.depth, SAMPLED)
-    build_head(target, draft)  # raises before any text is read or written
+    # raises before any text is read or written
+    reason = not_for_vllm(build_head(target, draft).family)
+    if reason:
+        console.print(f"! {reason}")
     if config.dialogues.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()
@@ -95,6 +98,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
+    if reason:
+        console.print(f"! {reason}")
     return report
 
 

@@ -27,6 +27,7 @@ from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture, read_config
+from nde_talf.draft_training.model.families import family_named, not_for_vllm
 from nde_talf.pipelines.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.estimate import Size, from_size, measured, minutes, roots_of, rows_of, works
@@ -171,6 +172,10 @@ def _print_sizes(config: Config) -> None:
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
     console.print(table)
+    kind = models["target"].config.get_text_config().model_type
+    reason = not_for_vllm(family_named(kind, config.draft.layer))
+    if reason and "draft" in config.stages:
+        console.print(f"! draft.layer={config.draft.layer}: {reason}")
 
 
 def _print_data(config: Config, whole: bool) -> None:

@@ -187,9 +187,10 @@ def _tell(config: Config) -> None:
             " prompts with the target's answers, but for those held out; no built-in text."
         )
         if not config.model.target or is_shipped(config.model.target):
+            who = "the shipped target" if config.model.target else "a target that is trained here"
             console.print(
-                "! model.target is not given: a small target answers, which knows code and its"
-                " manuals at best. Give yours: model.target=FOLDER_OR_HUB_NAME"
+                f"! {who} answers: it is small, and knows code and its manuals at best. For a model"
+                " of yours give model.target=FOLDER_OR_HUB_NAME"
             )
 
 

@@ -151,6 +151,11 @@ def load_table(source: str, split: str = "train", first: int | None = None) -> R
         return _load_table(source, split, first)
     except UserError:
         raise
+    except ConnectionError as error:
+        raise UserError(
+            f"{source}: the hub cannot be reached, and the dataset is not in its cache. Check the"
+            " connection, or give a file."
+        ) from error
     except Exception as error:  # many unrelated types, of which the first cause says most
         cause: BaseException = error
         while deeper := cause.__cause__ or cause.__context__:

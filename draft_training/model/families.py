@@ -92,7 +92,12 @@ def family_of(target: CausalModel, layer: str) -> Family:
     layer: see `HeadConfig.layer`; or the name of a family, as a published head may have another
     than its target's.
     """
-    kind = target.config.model_type if layer == FAMILY else layer
+    return family_named(target.config.model_type, layer)
+
+
+def family_named(model_type: str, layer: str) -> Family:
+    """Return the family of a head's layer beside a target of transformers' `model_type`."""
+    kind = model_type if layer == FAMILY else layer
     return HEADS[kind if kind in HEADS else LLAMA.name]
 
 
@@ -164,7 +169,7 @@ def not_for_vllm(family: Family) -> str | None:
         return None
     return (
         f"a {family.name} layer has {' and '.join(parts)}, which vLLM's EAGLE layout has no place"
-        " for: this head serves the torch loop only. Train it with draft.layer=llama to serve it"
+        " for: such a head serves the torch loop only. Train it with draft.layer=llama to serve it"
         " in vLLM."
     )
 

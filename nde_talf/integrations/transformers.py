@@ -14,6 +14,7 @@ says what is possible.
 import json
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.utils import logging
 
 from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.decoding.actions import Action
@@ -214,7 +216,8 @@ class Speculation:
         if loaded and loaded.plain.target.module is model and loaded.state == state:
             return loaded
         target = wrapped(model, "the model")
-        drafter, (policy, rule) = self._drafter(target), self._policy()
+        with _without_bars():
+            drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
         self._loaded = loaded = Loaded(decoder, plain, state)
@@ -375,6 +378,18 @@ def drafter_of(draft: CausalModel, name: str, target: str | None, rows: int) -> 
         )
     draft.match(rows)
     return LMDrafter(draft)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Load without progress bars: `generate` has begun to stream the prompt."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _vocabulary(where: str | None) -> dict[str, int] | None:

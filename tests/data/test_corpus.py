@@ -107,6 +107,12 @@ def test_lines_that_cannot_be_read_are_told_once_with_their_numbers_and_the_othe
             load_table(str(tmp_path / "a.json"))
 
 
+@pytest.mark.parametrize("source", ["org/nowhere", "org/nowhere:main"])
+def test_a_dataset_on_a_hub_out_of_reach_is_told(source):
+    with pytest.raises(UserError, match=f"{source}: the hub cannot be reached"):
+        load_table(source)
+
+
 def test_tables_of_a_folder_are_one_and_what_describes_them_is_no_text(tmp_path):
     (tmp_path / "README.md").write_text("about")
     assert load_table(str(tmp_path))[0] == {"text": "about"}

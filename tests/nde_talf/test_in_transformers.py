@@ -14,6 +14,7 @@ from transformers.generation import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
 )
+from transformers.utils import logging
 
 from nde_talf import (
     Action,
@@ -112,6 +113,14 @@ def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
         torch.testing.assert_close(torch.stack(one), torch.stack(other), rtol=1e-4, atol=1e-4)
     (kept,) = door.generations  # the logits went to the caller
     assert not kept.recorded and not any(step.recorded for step in kept.steps)
+
+
+def test_a_draft_is_loaded_without_a_bar_through_the_streamed_text(pair, tmp_path, capfd):
+    pair[1].save_pretrained(tmp_path)
+    logging.enable_progress_bar()
+    capfd.readouterr()
+    pair[0].generate(**batch(1), custom_generate=speculate(str(tmp_path), TREE))
+    assert not capfd.readouterr().err and logging.is_progress_bar_enabled()
 
 
 @pytest.mark.parametrize("kind", ["tree", "beam"])

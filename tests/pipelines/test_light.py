@@ -79,21 +79,25 @@ def command():
 
 
 @pytest.mark.parametrize(
-    "arguments,said",
+    "arguments,status,said",
     [
-        (["selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
-        (["selector.lr=fast"], "it should be a valid number"),
-        (["model=tinny3"], "Did you mean model=tiny3?"),
+        (["selector.lrr=1"], 2, "selector.lrr: there is no such key. Did you mean selector.lr?"),
+        (["selector.lr=fast"], 2, "it should be a valid number"),
+        (["model=tinny3"], 2, "Did you mean model=tiny3?"),
+        (["seed"], 2, "every argument is key=value"),
+        (["-sc", "install=bash"], 2, "there is no such option"),
+        (["model.target=null", "model.draft=x"], 2, "model.target is not: give both"),
         (
             ["data=text", "data.source=/nope.jsonl"],
+            1,
             "data.source=/nope.jsonl: there is no such file",
         ),
-        (["base=nowhere"], "base=nowhere: there is no run of that name"),
+        (["base=nowhere"], 1, "base=nowhere: there is no run of that name"),
     ],
 )
-def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(command, arguments, said):
+def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(command, arguments, status, said):
     done = command(*arguments)
-    assert done.returncode == 1
+    assert done.returncode == status
     assert said in " ".join(done.stdout.replace("│", " ").split()), done.stdout + done.stderr
     assert "Traceback" not in done.stderr and done.stderr.strip().endswith("[]"), done.stderr
 
@@ -103,6 +107,24 @@ def test_help_needs_no_heavy_imports(command):
     assert (
         done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
     )
+    assert "hydra-help" not in done.stdout  # it tells of options that are refused
+
+
+def test_a_command_that_there_is_not_is_usage():
+    command = [sys.executable, "-m", "nde_talf.cli", "walk"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no command 'walk'" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate", "check", "recommend"])
+def test_help_of_a_command_without_presets_lists_its_keys_alone(command):
+    code = (
+        f"import sys, nde_talf.pipelines.{command} as command; sys.argv = ['nde', '--help']\n"
+        "command.main()"
+    )
+    told = python(code)
+    assert f"Usage: nde {command}" in told and "\nrun: " in told
+    assert "sweep" not in told and "tiny3" not in told and "Hydra" not in told
 
 
 @pytest.mark.parametrize("made", ["data/__init__.py", "selector.py"])

@@ -33,7 +33,8 @@ def folder(tmp_path_factory):
     longer = {"max_position_embeddings": 256}
     llama = module("llama", longer | {"vocab_size": 304})
     opt = module(FAMILIES["opt"][0], FAMILIES["opt"][1] | longer | {"vocab_size": 300})
-    for name, model in (("llama", llama), ("opt", opt)):
+    qwen = module("qwen3", longer | {"vocab_size": 304})
+    for name, model in (("llama", llama), ("opt", opt), ("qwen3", qwen)):
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
     return made
@@ -49,8 +50,9 @@ def methods(folder, name):
 @pytest.fixture(scope="module")
 def alone(folder):
     """A target's run in one command, which is killed after the head and given again."""
-    asked = ("run=alone", f"model.target={folder}/llama", "selector.fallback=false", *QUICK)
+    asked = ("run=alone", f"model.target={folder}/qwen3", "selector.fallback=false", *QUICK)
     dry = printed_by(folder, *asked, "dry_run=true")
+    assert "vLLM's EAGLE layout has no place for" in dry
     places = [dry.index(f"stage={name}: to do") for name in ("pair", "draft", "latency", "traces")]
     assert places == sorted(places)
     run, head = folder / "checkpoints/alone", "draft/export/model.safetensors"

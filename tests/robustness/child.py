@@ -14,8 +14,8 @@ from typing import Any
 from nde_talf import UserError
 
 WORKS, TOLD, FAILURE = "works", "told", "failure"
-REFUSED = 1
-"""Status of a command that says in words what is wrong."""
+REFUSED = 1, 2
+"""Statuses of a command that says in words what is wrong."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ def _child(work: Callable[[], Any], printed: Path, answer: Path, limits: Limits)
         print(error)
         kind = TOLD
     except SystemExit as error:
-        if error.code in (None, 0, REFUSED):
+        if error.code in (None, 0, *REFUSED):
             kind = TOLD if error.code else WORKS
         else:
             print(f"status {error.code}")
