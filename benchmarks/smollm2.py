@@ -26,6 +26,7 @@ from pathlib import Path
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
+import numpy as np
 import torch
 
 from benchmarks import decode
@@ -94,6 +95,11 @@ def trials(candidates: int, prompts: int) -> int:
     return texts
 
 
+def clocks() -> np.ndarray:
+    """Read the clocks, [2]: the wall's, and the process's CPU time."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 class Table:
     """What is measured of a target with a head, and where it is kept."""
 
@@ -138,18 +144,20 @@ class Table:
             selectors={n: own for n, own in self.selectors.items() if temperature or n == rules[0]},
         )
 
-    def seconds(self, temperature: float) -> float:
-        """Estimate what decoding and tuning take, by a short text of each method."""
-        bench, count, total = self.bench(temperature), len(self.prompts), 0.0
+    def seconds(self, temperature: float) -> np.ndarray:
+        """Estimate by a short text of each method what all take: by the wall, of the CPU."""
+        bench, count, total = self.bench(temperature), len(self.prompts), np.zeros(2)
         untuned = Tuner(Path(), SHORT, [])
         grids = [method.grid for name in METHODS for method in GROUPS[name](bench)]
         sizes = {next(iter(grid)): len(grid) for grid in grids}
         for name, method in plan_methods(replace(bench, tune=untuned), {*METHODS}).methods.items():
             method(self.tuning[0], 0, "")
-            began = time.perf_counter()
+            began = clocks()
             record = method(self.tuning[0], 0, "")
-            prefill = time.perf_counter() - began - record.seconds
-            each = prefill + self.options.new_tokens * record.seconds / max(1, record.tokens)
+            decoded = np.array([record.seconds, record.cpu_seconds])
+            each = (
+                clocks() - began + (self.options.new_tokens / max(1, record.tokens) - 1) * decoded
+            )
             texts = count + trials(sizes.get(name, 1), len(self.tuning))
             total += each * (texts + count * self.compares(temperature))
         return total
@@ -247,8 +255,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     table = Table(options)
-    minutes = sum(map(table.seconds, options.temperatures)) / 60
-    print(f"the whole table takes about {minutes:.0f} minutes here, less where texts end early")
+    wall, cpu = sum(map(table.seconds, options.temperatures)) / 60
+    print(f"the whole table takes at most about {wall:.0f} minutes here ({cpu:.0f} of CPU time)")
     if options.estimate:
         return
     rows, notes = list[list](), list[str]()
