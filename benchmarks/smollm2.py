@@ -256,9 +256,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     table = Table(options)
     wall, cpu = sum(map(table.seconds, options.temperatures)) / 60
-    print(
-        f"the whole table takes {wall:.0f} minutes here, {cpu:.0f} of CPU time; less where texts end"
-    )
+    print(f"all takes {wall:.0f} minutes here, {cpu:.0f} of CPU time; less where texts end")
     if options.estimate:
         return
     rows, notes = list[list](), list[str]()
