@@ -188,14 +188,11 @@ class Table:
             measure_latency(*asked).save(file)
         table = LatencyTable.load(file)
         (plain,), (level, *_), (start,) = table.autoregressive, table.draft[0], table.first
-        passes = (
-            f"{seconds / plain:.2f} over {count} nodes"
-            for count, seconds in zip(table.nodes, table.target[0], strict=True)
-        )
+        passes = ", ".join(f"{seconds / plain:.2f}" for seconds in table.target[0])
         return (
             f"{setting}, in steps of plain decoding ({1e3 * plain:.1f} ms): the first level of a"
             f" draft takes {start / plain:.3f}, a further one {level / plain:.3f}, the target's"
-            f" pass {', '.join(passes)}."
+            f" pass over {', '.join(map(str, table.nodes))} nodes {passes}."
         )
 
     def equal(self, plan: Plan) -> str:
@@ -226,9 +223,12 @@ def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
     ratios = {name: shown(speed_ratio(own, methods[tree])) for name, own in methods.items()}
     listed = (f"{name} {ratio}" for name, ratio in ratios.items() if name != tree)
     yield f"{setting}, over {tree}: {', '.join(listed)}."
-    for kind, rows in by_kind(records).get(setting, {}).items():
-        listed = (f"{row.method} {shown(row.speedup)}" for row in rows)
-        yield f"{setting}, {kind}, over plain decoding: {', '.join(listed)}."
+    kinds, by_method = by_kind(records).get(setting, {}), dict[str, list[str]]()
+    for row in chain(*kinds.values()):
+        by_method.setdefault(row.method, []).append(f"{row.speedup[0]:.2f}")
+    listed = (f"{name} {' / '.join(ratios)}" for name, ratios in by_method.items())
+    if kinds:
+        yield f"{setting}, over plain decoding, {' / '.join(kinds)}: {'; '.join(listed)}."
 
 
 def main() -> None:
@@ -237,14 +237,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target")
-    for name in ("head", "out", "--data", "--selector", "--dialogues", "--page"):
+    for name in ("head", "out", "--selector", "--dialogues", "--page"):
         parser.add_argument(name, type=Path)
-    for name, count in {
-        "--prompts": 15,
-        "--tuning": 3,
-        "--new-tokens": 128,
-        "--threads": 1,
-    }.items():
+    parser.add_argument("--data", type=Path, required=True)
+    counts = {"--prompts": 15, "--tuning": 3, "--new-tokens": 128, "--threads": 1}
+    for name, count in counts.items():
         parser.add_argument(name, type=int, default=count)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0])
     parser.add_argument("--dtype", default="float32")
