@@ -11,8 +11,8 @@ trees, n-grams and prompt lookup. --dialogues: the folder that the head learned 
 none of the prompts.
 
 All methods of a prompt are decoded side by side. OUT holds what was measured, so that a killed
-command goes on with the prompt, or the method to tune, that it was at. The minutes that the whole
-table takes are printed first; --estimate stops there.
+command goes on with the prompt, or the method to tune, that it was at. The CPU time that the whole
+table takes is printed first; --estimate stops there.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from pathlib import Path
 
 from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
 
-import numpy as np
 import torch
 
 from benchmarks import decode
@@ -46,6 +45,7 @@ from nde_talf.draft_training.head_traces import HeadDraft
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
 from nde_talf.evaluation.methods import BEST_STATIC, GROUPS, Bench, Plan, plan_methods
+from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import by_kind, by_setting, ended
 from nde_talf.evaluation.tuning import Tuner
@@ -62,7 +62,7 @@ FILES = {
 OWN = Path(__file__).with_name("smollm2_prompts.jsonl")
 METHODS = "transformers", "selector", "ngram"
 PRICED, SHORT = 256, 16
-"""Tokens of context at which steps are priced, and of the texts that times are estimated from."""
+"""Tokens of context at which steps are priced, and of the text that times are estimated from."""
 
 
 def digest(question: str) -> str:
@@ -93,11 +93,6 @@ def trials(candidates: int, prompts: int) -> int:
         texts += candidates * len(range(number, prompts, rounds))
         candidates = -(-candidates // 2)
     return texts
-
-
-def clocks() -> np.ndarray:
-    """Read the clocks, [2]: the wall's, and the process's CPU time."""
-    return np.array([time.perf_counter(), time.process_time()])
 
 
 class Table:
@@ -144,23 +139,17 @@ class Table:
             selectors={n: own for n, own in self.selectors.items() if temperature or n == rules[0]},
         )
 
-    def seconds(self, temperature: float) -> np.ndarray:
-        """Estimate by a short text of each method what all take: by the wall, of the CPU."""
-        bench, count, total = self.bench(temperature), len(self.prompts), np.zeros(2)
-        untuned = Tuner(Path(), SHORT, [])
-        grids = [method.grid for name in METHODS for method in GROUPS[name](bench)]
-        sizes = {next(iter(grid)): len(grid) for grid in grids}
-        for name, method in plan_methods(replace(bench, tune=untuned), {*METHODS}).methods.items():
-            method(self.tuning[0], 0, "")
-            began = clocks()
-            record = method(self.tuning[0], 0, "")
-            decoded = np.array([record.seconds, record.cpu_seconds])
-            each = (
-                clocks() - began + (self.options.new_tokens / max(1, record.tokens) - 1) * decoded
-            )
-            texts = count + trials(sizes.get(name, 1), len(self.tuning))
-            total += each * (texts + count * self.compares(temperature))
-        return total
+    def minutes(self, temperature: float) -> float:
+        """Estimate the CPU time of all texts by one of plain decoding."""
+        bench, count = self.bench(temperature), len(self.prompts)
+        grids = [len(method.grid) for name in METHODS for method in GROUPS[name](bench)]
+        texts = sum(count + trials(size, len(self.tuning)) for size in (1, 1, *grids))
+        texts += count * len(grids) * self.compares(temperature)
+        plain = plan_methods(replace(bench, tune=Tuner(Path(), SHORT, [])), set()).methods[BASELINE]
+        plain(self.tuning[0], 0, "")
+        began = time.process_time()
+        plain(self.tuning[0], 0, "")
+        return texts * (time.process_time() - began) / 60 * self.options.new_tokens / SHORT
 
     def compares(self, temperature: float) -> bool:
         """Tell whether texts are compared with those of transformers."""
@@ -252,8 +241,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     table = Table(options)
-    wall, cpu = sum(map(table.seconds, options.temperatures)) / 60
-    print(f"all takes {wall:.0f} minutes here, {cpu:.0f} of CPU time; less where texts end")
+    minutes = sum(map(table.minutes, options.temperatures))
+    print(f"all takes about {minutes:.0f} minutes of CPU time here; less where texts end")
     if options.estimate:
         return
     rows, notes = list[list](), list[str]()

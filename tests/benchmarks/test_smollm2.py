@@ -1,6 +1,7 @@
-"""Questions are chosen by their hashes, tuning is counted as it is, and Eq. 11 prices records."""
+"""Questions are chosen by their hashes, and Eq. 11 prices records."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,14 +9,9 @@ import torch
 
 from benchmarks.papers.claims import Campaign, profile_table, repriced
 from benchmarks.papers.shared import Decoded
-from benchmarks.smollm2 import OWN, digest, first, trials
+from benchmarks.smollm2 import OWN, digest, first
 from nde_talf import Action, Delayed, SamplingSetting, UserError
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.tuning import Candidate, Tuner
-
-
-def record(**steps):
-    return Record("T=1", "m", "p", "", 8, 4, 4, 9.0, **steps)
 
 
 def test_the_first_questions_by_hash(tmp_path):
@@ -27,21 +23,16 @@ def test_the_first_questions_by_hash(tmp_path):
         first(file, 4)
 
 
-@pytest.mark.parametrize(("candidates", "prompts"), [(1, 4), (2, 4), (9, 12), (12, 3)])
-def test_trials_are_those_of_a_tuner(candidates, prompts, tmp_path):
-    decoded = []
-    candidate = Candidate(lambda title, new: lambda *_: decoded.append(new) or record())
-    grid = dict.fromkeys(map(str, range(candidates)), candidate)
-    Tuner(tmp_path / "tuned.json", 16, [[1]] * prompts)("role", grid)
-    assert decoded.count(16) == trials(candidates, prompts)
-
-
 def test_records_in_the_prices_of_a_profile():
-    methods = {"m": (Delayed(Action(2, 1, 3)), "nss"), "chosen": (None, "nss")}
-    campaign = Campaign("c", SamplingSetting(1.0), methods, (), prices="a100_70b_8b")
+    tree, name = Action(2, 1, 3), "a100_70b_8b"
+    methods = {"static": (Delayed(tree), "nss"), "chosen": (None, "nss")}
+    campaign = Campaign("", SamplingSetting(1.0), methods, (), prices=name)
     bench = SimpleNamespace(prompts=[SimpleNamespace(id="p", tokens=[1] * 60)])
-    decoded = Decoded({"m": [record()], "chosen": [record(actions={"(2, 1, 3)": 4})]})
-    price = profile_table("a100_70b_8b")
-    draft, target = price.passes(torch.tensor([64]))[0].tolist()
-    for own in repriced(decoded, campaign, bench).records.values():
-        assert own[0].cpu_seconds == pytest.approx(4 * (4 * draft + target), rel=1e-3)
+    record = Record("", "chosen", "p", "", 8, 4, 4, 9.0, actions={str(tuple(tree)): 4})
+    decoded = Decoded(
+        {"static": [replace(record, method="static", actions={})], "chosen": [record]}
+    )
+    records = repriced(decoded, campaign, bench).records
+    draft, target = profile_table(name).passes(torch.tensor([64]))[0].tolist()
+    for (own,) in records.values():
+        assert own.cpu_seconds == pytest.approx(4 * (4 * draft + target), rel=1e-3)
