@@ -30,7 +30,7 @@ from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.methods import Bench, plan_methods
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import by_setting, row
+from nde_talf.evaluation.table import acceptance_by_position, by_setting, histogram, row
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.network import Selector
 
@@ -45,6 +45,7 @@ COLUMNS = [
     "in CPU time",
     "over transformers' best",
     "ms a step",
+    "accepted at depth 1, 2, ...",
     *(f"{phase}, of the step" for phase in PHASES),
 ]
 
@@ -71,6 +72,7 @@ def rows(records: list[Record]) -> tuple[list[list], list[str]]:
                     shown(line.cpu_speedup),
                     shown(speed_ratio(methods[name], methods[best])),
                     f"{1e3 * seconds / steps:.1f}",
+                    " ".join(f"{x:.2f}" for x in acceptance_by_position(histogram(methods[name]))),
                     *(f"{line.shares[p]:.1%}" if line.shares else "–" for p in PHASES),
                 ]
             )

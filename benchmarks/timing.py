@@ -2,12 +2,14 @@
 
 import json
 import random
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,15 +94,24 @@ def doubts(records: list[Record]) -> list[str]:
     return lines
 
 
-def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str] = ()) -> None:
-    """Print a Markdown table with `notes` below, and write it to results/<name>.md and .json.
+def report(
+    name: str,
+    columns: list[str],
+    rows: list[list],
+    notes: Sequence[str] = (),
+    folder: Path | None = None,
+    **more: Any,
+) -> None:
+    """Print a Markdown table with `notes` below, and write it to `folder`/<name>.md and .json.
 
-    With it stand the command, the commit, the processor, torch and its threads.
+    With it stand the command, in which absolute paths are cut to their last name, the commit, the
+    processor, torch and its threads. folder: None: `RESULTS`; more: other content of the JSON.
     """
-    spec = sys.modules["__main__"].__spec__
+    spec, folder = sys.modules["__main__"].__spec__, folder or RESULTS
     module = spec.name if spec else Path(sys.argv[0]).stem
+    given = [re.sub("^/.*(?=/.)", "...", each) for each in sys.argv[1:]]
     where = {
-        "command": shlex.join(["python", "-m", module, *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", module, *given]),
         "code": code(),
         "processor": cpu_model(),
         "torch": torch.__version__,
@@ -109,8 +120,8 @@ def report(name: str, columns: list[str], rows: list[list], notes: Sequence[str]
     cells = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
     text = markdown(columns, cells) + "\n" + "".join(f"\n{note}\n" for note in notes)
     print(text)
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     line = ", ".join(f"{key} {value}" for key, value in where.items() if key != "command")
-    (RESULTS / f"{name}.md").write_text(f"`{where['command']}` ({line})\n\n{text}")
-    content = {**where, "columns": columns, "rows": rows, "notes": list(notes)}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(f"`{where['command']}` ({line})\n\n{text}")
+    content = {**where, "columns": columns, "rows": rows, "notes": list(notes), **more}
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")

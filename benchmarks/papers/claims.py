@@ -17,12 +17,24 @@ where it lies below, and is open where it holds 1; then it says how many prompts
 interval off 1 if the effect stayed. `--only` decodes some campaigns and writes no page; an
 interrupted command goes on. Heads are trained where they are not there yet (`--steps`). Rows of
 the place "here" are questions of ours, and decide no claim of a paper.
+
+    python -m benchmarks.papers.claims --pair smollm2 --run FOLDER --head FOLDER --out FOLDER
+        [--heads HASS FOLDER ...] [--ours FOLDER] [--priced a100_70b_8b FOLDER]
+
+decides those of NDE and of SALF & TALF on a target alone, with a head as drafter, from a run with
+traces.drafter=head (`claims_smollm2.md`): the settings and rules that were traced, and claims on
+losses as far as there are --heads. --priced adds a column: NDE as printed in the prices of a
+profile of configs/latency, with the selectors of a run of selector=nde selector.tables=[NAME].
+Trees are chosen by Eq. 11 with its latencies, they are decoded, and a step's seconds are Eq. 11's.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
+
+import torch
 
 from benchmarks.heads import LOSSES, OWN_TEXT, STEPS, TOP_2, ended, folder_of, trained
 from benchmarks.papers import dynatree, dyspec, gbv, nde, talf
@@ -32,7 +44,7 @@ from benchmarks.ratios import speed_ratios
 from benchmarks.timing import RESULTS, report
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.data.traces.settings import SETTINGS
-from nde_talf.decoding.actions import Action
+from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.beam import Beam
@@ -42,13 +54,17 @@ from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.policies.salf import Optimal, Salf
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
+from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, trusted
 from nde_talf.evaluation.speed import CPU
+from nde_talf.evaluation.static_trees import traced_index
 from nde_talf.evaluation.table import markdown
+from nde_talf.pipelines.config import PROFILES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
+from nde_talf.selector.prices import LatencyTable
 
 COLUMNS = ["place", "claim", "setting", "here", "by", "effect", "outcome"]
 HERE = "here"
@@ -88,6 +104,7 @@ class Campaign:
         drafts: the setting that drafts are drawn with.
         tokens: decoded after each prompt.
         joint: claims that the mean over all campaigns with them decides, not each.
+        prices: profile of latencies that seconds are taken from; "": the clock.
     """
 
     name: str
@@ -97,6 +114,7 @@ class Campaign:
     drafts: SamplingSetting | str = AUTO
     tokens: int = 40
     joint: tuple[Claim, ...] = ()
+    prices: str = ""
 
 
 def rules(bench: Bench) -> Iterator[Campaign]:
@@ -133,29 +151,44 @@ def rules(bench: Bench) -> Iterator[Campaign]:
 
 
 def selectors(bench: Bench) -> Iterator[Campaign]:
-    """NDE as it is printed over the best static tree of five rules, at eight settings.
+    """NDE as it is printed over the best static tree of rules and at settings that were traced.
 
     Trees and selectors come from training prompts of the run; `--ours` has the selectors that our
     objective trains on the same roots.
     """
-    roots, ours = nde.labelled(bench), ("SpecInfer", "Traversal")
+    roots, options = nde.labelled(bench), bench.options
+    ours = [name for name, rule in RULES.items() if (options.ours / rule).is_dir()]
     words, outperform = "improves on the baseline", "SpecInfer to outperform Traversal"
     claims = [
         Claim("NDE 6", words, f"{name} NDE", (name,), speed)
         for speed in (False, True)
         for name in TREED
+        if RULES[name] in roots.samples
     ]
     claims.append(Claim("NDE abstract", outperform, "SpecInfer NDE", ("Traversal",), True))
     own = [Claim(HERE, "our objective", f"{name} NDE, ours", (name,), True) for name in ours]
     own.append(Claim(HERE, outperform, "SpecInfer NDE, ours", ("Traversal",), True))
     for at in EIGHT:
-        methods = nde.methods(bench, roots, at)
-        for name in ours:
-            selector = Selector.from_pretrained(bench.options.ours / RULES[name])
-            methods[f"{name} NDE, ours"] = NeuralPolicy(selector), RULES[name]
-        if missing := {claim.ours for claim in claims} - methods.keys():
-            raise UserError(f"--run has no {missing}: selector=nde selector.verifiers=[...]")
-        yield Campaign(f"nde-{at}", SETTINGS[at], methods, (), tokens=16, joint=(*claims, *own))
+        if traced_index(roots.settings, SETTINGS[at]) is None:
+            continue
+        for profile, folder in {"": None, **options.priced}.items():
+            paper = (profile_table(profile), Path(folder)) if profile else None
+            methods = nde.methods(bench, roots, at, paper)
+            if missing := {claim.ours for claim in claims} - methods.keys():
+                where = folder or "--run"
+                raise UserError(f"{where} has no {missing}: selector=nde selector.verifiers=[...]")
+            for name in () if profile else ours:
+                selector = Selector.from_pretrained(options.ours / RULES[name])
+                methods[f"{name} NDE, ours"] = NeuralPolicy(selector), RULES[name]
+            yield Campaign(
+                "-".join(filter(None, ("nde", at, profile))),
+                SETTINGS[at],
+                methods,
+                (),
+                tokens=48 if options.head else 16,
+                joint=(*claims, *own),
+                prices=profile,
+            )
 
 
 def multipath(bench: Bench) -> Iterator[Campaign]:
@@ -225,7 +258,12 @@ def greedy_expansion(bench: Bench) -> Iterator[Campaign]:
 
 def heads(bench: Bench) -> Iterator[Campaign]:
     """Heads of three losses, with beam search, the optimal fill, SALF, and sampled trees."""
-    every = trained(bench, bench.options.steps, (*LOSSES, TOP_2, OWN_TEXT))
+    options, steps = bench.options, "-".join(map(str, bench.options.steps))
+    if options.heads:
+        steps, target = "given", bench.models[0]
+        every = {loss: load_head(folder, target) for loss, folder in options.heads.items()}
+    else:
+        every = trained(bench, options.steps, (*LOSSES, TOP_2, OWN_TEXT))
     drafters = {loss: EagleDrafter(head) for loss, head in every.items()}
     beams = {f"{loss}, beam": (Beam(), "nss", own) for loss, own in drafters.items()}
     own = drafters["TALF"]
@@ -258,7 +296,6 @@ def heads(bench: Bench) -> Iterator[Campaign]:
             "SALF & TALF 4.4", "th = 0.6 over 0.9", "TALF, SALF", ("TALF, SALF, th = 0.9",), True
         ),
     )
-    steps = "-".join(map(str, bench.options.steps))
     yield Campaign(
         f"talf-{steps}-0", SamplingSetting(0.0), beams | fills, claims + on_fills, tokens=24
     )
@@ -267,6 +304,8 @@ def heads(bench: Bench) -> Iterator[Campaign]:
         for loss in ("EAGLE-2", "HASS")
     )
     salf = {"TALF, SALF": fills["TALF, SALF"]}
+    if len(every) == 1:  # all claims at temperature 1 compare losses
+        return
     yield Campaign(
         f"talf-{steps}-1",
         SamplingSetting(1.0),
@@ -307,6 +346,13 @@ CAMPAIGNS: dict[str, Callable[[Bench], Iterator[Campaign]]] = {
     "talf": heads,
     "depth": diverging,
 }
+PAIRS = {"small": ("claims", [*CAMPAIGNS]), "smollm2": ("claims_smollm2", ["nde", "talf"])}
+"""The page of a pair, and its campaigns."""
+
+
+def profile_table(name: str) -> LatencyTable:
+    """Read the latencies of a profile."""
+    return LatencyTable.load(PROFILES / f"{name}.json")
 
 
 def effect(sides: Sequence[tuple[list[Record], list[Record]]], speed: bool) -> list[float]:
@@ -336,40 +382,91 @@ def outcome(effect: list[float], prompts: int, clock: bool) -> str:
     return f"open ({needed:.0f})" if needed < 1e5 else "open (no effect seen)"
 
 
-def decided(setting: str, claims: Iterable[Claim], decoded: Sequence[Decoded]) -> Iterator[list]:
-    """Yield a row for each claim, decided by one campaign or by the mean over several."""
+def repriced(decoded: Decoded, campaign: Campaign, bench: Bench) -> Decoded:
+    """Take the seconds of all records from Eq. 11 with the latencies of a profile."""
+    table, numbers = profile_table(campaign.prices), {str(tuple(t)): i for i, t in enumerate(TREES)}
+    contexts = {prompt.id: len(prompt.tokens) for prompt in bench.prompts}
 
-    def compared(ours: str, theirs: str, speed: bool) -> list[float]:
-        return effect([(each.of(ours), each.of(theirs)) for each in decoded], speed)
+    def priced(record: Record) -> Record:
+        policy, steps = campaign.methods[record.method][0], record.actions
+        if isinstance(policy, Delayed):
+            steps = {str(tuple(policy.action)): record.steps}
+        middle = torch.tensor([contexts[record.prompt] + record.tokens // 2])
+        costs = table.steps_eq11(middle)[0].tolist()
+        seconds = sum(count * costs[numbers[tree]] for tree, count in steps.items())
+        return replace(record, seconds=seconds, cpu_seconds=seconds)
 
-    control = compared(CONTROL, BASELINE, True)
+    return Decoded({name: [*map(priced, decoded.of(name))] for name in campaign.methods})
+
+
+def against(claim: Claim, decoded: Iterable[Decoded]) -> tuple[str, list[float]]:
+    """Return the best of a claim's rivals, and the effect over it."""
+    effects = {
+        name: effect([(each.of(claim.ours), each.of(name)) for each in decoded], claim.speed)
+        for name in claim.theirs
+    }
+    best = min(effects, key=lambda name: effects[name][0])
+    return best, effects[best]
+
+
+def decided(
+    setting: str,
+    claims: Iterable[Claim],
+    decoded: Sequence[Decoded],
+    priced: Iterable[Sequence[Decoded]] = (),
+) -> Iterator[list]:
+    """Yield a row for each claim, decided by one campaign or by the mean over several.
+
+    Claims on methods that were not decoded are left out.
+
+    priced: the same campaigns in the prices of each profile.
+    """
+    control = effect([(each.of(CONTROL), each.of(BASELINE)) for each in decoded], True)
     for claim in claims:
-        effects = {name: compared(claim.ours, name, claim.speed) for name in claim.theirs}
-        best = min(effects, key=lambda name: effects[name][0])
+        if not all(decoded[0].of(name) for name in (claim.ours, *claim.theirs)):
+            continue
+        best, found = against(claim, decoded)
         prompts = len(decoded[0].of(claim.ours))
-        clock = not claim.speed or bool(trusted(control, effects[best]))
+        clock = not claim.speed or bool(trusted(control, found))
+        others = (against(claim, own)[1] for own in priced if own[0].of(claim.ours))
         yield [
             claim.place,
             claim.words,
             setting,
             f"{claim.ours} over {best}",
             "speed" if claim.speed else "τ",
-            shown(effects[best]),
-            outcome(effects[best], prompts, clock),
+            shown(found),
+            outcome(found, prompts, clock),
+            *(f"{shown(other)}: {outcome(other, prompts, True)}" for other in others),
         ]
 
 
-def main() -> None:
+def read() -> Namespace:
     """Read the command line."""
     parser = options_of(__doc__, 40)
+    parser.add_argument("--pair", choices=PAIRS, default="small")
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, help="decode these and stop")
     parser.add_argument("--steps", type=int, nargs=2, default=STEPS, help="as heads has them")
     parser.add_argument("--ours", type=Path, help="folder with exports of our selectors")
-    parser.set_defaults(prompts=96, ours=SHIPPED / "selector" / "export")
+    for name in ("--heads", "--priced"):
+        parser.add_argument(name, nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
+    parser.set_defaults(prompts=100)
     options = parser.parse_args()
+    options.ours = options.ours or SHIPPED.with_name(options.pair) / "selector" / "export"
+    if options.head:
+        options.heads.append(("TALF", options.head))
+    options.heads, options.priced = dict(options.heads), dict(options.priced)
+    return options
+
+
+def main() -> None:
+    """Decode the campaigns, and report."""
+    options = read()
+    page, every = PAIRS[options.pair]
+    columns = [*COLUMNS, *(f"by Eq. 11, {profile}" for profile in options.priced)]
     bench, rows, controls, notes = Bench(options), [], [], []
-    for name in options.only or CAMPAIGNS:
-        joint: dict[str, Decoded] = {}
+    for name in options.only or every:
+        joint: dict[str, dict[str, Decoded]] = {profile: {} for profile in ("", *options.priced)}
         for campaign in CAMPAIGNS[name](bench):
             options.new_tokens, setting = campaign.tokens, str(campaign.setting)
             decoded = bench.decode(
@@ -379,20 +476,27 @@ def main() -> None:
             control = effect([(decoded.of(CONTROL), decoded.of(BASELINE))], True)
             doubt = "" if trusted(control) else " (clock not trusted)"
             controls.append(f"{campaign.name} {shown(control)}{doubt}")
+            if campaign.prices:
+                decoded = repriced(decoded, campaign, bench)
             if campaign.joint:
-                joint[setting] = decoded
-        if joint:
-            rows += decided(f"mean of {len(joint)}", campaign.joint, [*joint.values()])
-            notes.append(by_setting(campaign.joint, joint))
+                joint[campaign.prices][setting] = decoded
+        here, *priced = ([*own.values()] for own in joint.values())
+        if here:
+            rows += decided(f"mean of {len(here)}", campaign.joint, here, priced)
+            notes.append(by_setting(campaign.joint, joint[""]))
     if not options.only:
+        rows = [row + ["–"] * (len(columns) - len(row)) for row in rows]
         notes += [f"A/A by CPU time: {', '.join(controls)}.", *beside(bench)]
-        report("claims", COLUMNS, rows, notes)
+        report(page, columns, rows, notes)
 
 
 def beside(bench: Bench) -> Iterator[str]:
     """Yield the notes below the table: roots, heads, time to the first token, mask blocks."""
+    yield f"{len(bench.prompts)} held-out prompts."
     roots = len(nde.labelled(bench).setting)
     yield f"NDE as printed learned from {roots:,} roots, the paper's selectors from 1,750 prompts."
+    if bench.options.head:
+        return
     heads, steps = [], bench.options.steps
     for name in ("warm", *LOSSES, TOP_2, OWN_TEXT):
         folder = folder_of(bench, steps, name)
@@ -423,7 +527,7 @@ def by_setting(claims: Iterable[Claim], decoded: dict[str, Decoded]) -> str:
             ),
         ]
         for claim in claims
-        if claim.speed
+        if claim.speed and all(own.of(claim.ours) for own in decoded.values())
     )
     return markdown(["speed", *decoded], rows)
 

@@ -8,19 +8,24 @@ step.
 """
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from benchmarks.papers.shared import EIGHT, LENGTH, SPEED, Bench, options_of, table
 from benchmarks.trajectories import acceptance_by_depth, draft_paths
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.evaluation.loops import TITLES
-from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.static_trees import STATIC, traced_index
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.roots import Roots, roots_from_traces
+from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces
 
 DEPTHS = 8
 TREED = {
@@ -41,17 +46,31 @@ def labelled(bench: Bench) -> Roots:
     return roots_from_traces(columns, [rule for rule in TITLES if rule in columns])
 
 
-def methods(bench: Bench, roots: Roots, at: str) -> dict[str, tuple]:
-    """Rules under their best static trees by the labels, and with the run's selectors."""
+def methods(
+    bench: Bench,
+    roots: Roots,
+    at: str,
+    paper: tuple[LatencyTable, Path] | None = None,
+) -> dict[str, tuple]:
+    """Rules under their best static trees by the labels, and with the run's selectors.
+
+    paper: latencies that trees are chosen by, with Eq. 11, and a folder of other selectors.
+    """
     run, chosen = bench.options.run, dict[str, tuple]()
-    prices = LatencyTable.load(run / "latency" / "table.json")
-    trees = StaticTrees.of(roots, prices, SETTINGS[at])
-    if trees is None:
+    own = LatencyTable.load(run / "latency" / "table.json"), run / "selector" / "export"
+    prices, exports = paper or own
+    index = traced_index(roots.settings, SETTINGS[at])
+    if index is None:
         raise UserError(f"--run {run}: it has no roots at {at}. Trace them: traces.settings=[{at}]")
+    pricing = "eq11" if paper else "table"
+    here = replace(roots.where(roots.setting == index), settings=[roots.settings[index]])
+    here.setting = torch.zeros_like(here.setting)
     for name, rule in RULES.items():
         if rule in roots.samples:
-            chosen[name] = Delayed(trees.ranked(rule, 1)[0]), rule
-        if (export := run / "selector" / "export" / rule).exists():
+            labels, allowed = STATIC[rule]
+            best = PricedRoots.of(here, labels, [prices], pricing).static(allowed)
+            chosen[name] = Delayed(TREES[int(best)]), rule
+        if (export := exports / rule).exists():
             selector = Selector.from_pretrained(export)
             chosen[f"{name} NDE"] = NeuralPolicy(selector, prices), rule
     return chosen

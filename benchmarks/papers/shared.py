@@ -12,7 +12,6 @@ import torch
 
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import shown, times
-from nde_talf.decoding.drafter import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.delayed import Autoregressive
@@ -20,11 +19,14 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling import SamplingSetting
 from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.steps import PHASES
+from nde_talf.draft_training.export.head_format import load_head
+from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, markdown, row
+from nde_talf.selector.profiling import drafter_of
 
 EIGHT = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
 """The sampling settings of the NDE paper."""
@@ -42,6 +44,7 @@ def options_of(about: str | None, new_tokens: int) -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=new_tokens)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, help="folder of the records; default <run>/papers")
+    parser.add_argument("--head", type=Path, help="export of a head that drafts; default: the pair")
     return parser
 
 
@@ -98,9 +101,13 @@ class Bench:
         self.prompts = [prompt for own in few for prompt in own]
 
     @cached_property
-    def models(self) -> tuple[CausalModel, CausalModel]:
-        """Target and draft."""
-        return self.pair.models(self.options.device, "float32")
+    def models(self) -> tuple[CausalModel, CausalModel | HeadDraft]:
+        """Target and draft, or the head in its place."""
+        placed = self.options.device, "float32"
+        if not self.options.head:
+            return self.pair.models(*placed)
+        target = self.pair.target(*placed)
+        return target, HeadDraft(load_head(self.options.head, target))
 
     @cached_property
     def tuning(self) -> list[list[int]]:
@@ -116,9 +123,9 @@ class Bench:
     ) -> Generate:
         """A decoder of (policy, rule), or of (policy, rule, drafter)."""
         policy, rule, *own = method
-        drafter = own[0] if own else LMDrafter(self.models[1])
-        if policy.trees == "none":
-            drafter = None
+        drafter = own[0] if own else None
+        if not own and policy.trees != "none":
+            drafter = drafter_of(self.models[1], None)
         decoder = SpeculativeDecoder(
             self.models[0], drafter, policy, VERIFIERS[rule], draft_setting
         )
