@@ -26,7 +26,6 @@ from nde_talf.decoding.steps import PHASES
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
-from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.methods import Bench, plan_methods
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.speed import speed_ratio
@@ -55,7 +54,8 @@ def rows(records: list[Record]) -> tuple[list[list], list[str]]:
     table, notes = [], []
     for setting, methods in by_setting(records).items():
         lines = {name: row(name, own, methods[BASELINE]) for name, own in methods.items()}
-        best = max(filter(is_outside, lines), key=lambda name: lines[name].tokens_per_second)
+        theirs = [name for name, line in lines.items() if line.outside]
+        best = max(theirs, key=lambda name: lines[name].tokens_per_second)
         notes.append(f"{setting}: transformers' best is {best}.")
         for name, line in lines.items():
             seconds, steps = (
@@ -102,10 +102,10 @@ def main() -> None:
         records = Path(folder) / "records.jsonl"
         for temperature in options.temperatures:
             bench = Bench(
-                target,
-                draft,
-                SamplingSetting(temperature),
-                Tuner(Path(folder) / f"{temperature}.json", options.new_tokens, tuning),
+                target=target,
+                draft=draft,
+                setting=SamplingSetting(temperature),
+                tune=Tuner(Path(folder) / f"{temperature}.json", options.new_tokens, tuning),
                 tuned=True,
                 head=EagleDrafter(load_head(head, target)) if head.is_dir() else None,
                 selectors={

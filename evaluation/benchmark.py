@@ -1,6 +1,6 @@
 """Decoding methods timed side by side, as `nde_talf.evaluation.protocol` says, and their records.
 
-A method is known by its name and a function that generates.
+A method has a title and a function that generates.
 """
 
 import json
@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -25,13 +25,31 @@ Length = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
+class Task(NamedTuple):
+    """One generation that a method is asked for.
+
+    Attributes:
+        tokens: of the prompt.
+        seed: of the sampling.
+        prompt: id of the prompt.
+        kind: domain of the prompt.
+        pass_: number of the pass over the prompts.
+    """
+
+    tokens: list[int]
+    seed: int = 0
+    prompt: str = ""
+    kind: str = ""
+    pass_: int = 0
+
+
 @dataclass
 class Record:
-    """One generation and what it took; what a method does not report is 0 or empty.
+    """One generation and its cost; what a method does not report is 0 or empty.
 
     Attributes:
         setting: sampling setting, as text.
-        method: its name.
+        method: its title.
         prompt: id of the prompt.
         kind: domain of the prompt.
         tokens: committed by `steps` target passes after the prefill, whose token is not counted, up
@@ -41,11 +59,12 @@ class Record:
         seconds: of these steps, by the wall clock.
         phases: seconds by phase.
         actions: steps by tree, of a policy that chooses.
-        pass_: which pass over the prompts; "pass" in files.
+        pass_: number of the pass over the prompts; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
         accepted: steps by how many drafted tokens they accepted; the end of a text counts as the
             last step's own token, drafted or not.
         ended: whether an end token ended the text, and not the number of tokens.
+        outside: whether transformers' own loop decoded it.
     """
 
     setting: str
@@ -62,6 +81,7 @@ class Record:
     cpu_seconds: Seconds = 0.0
     accepted: dict[Length, Count] = field(default_factory=dict)
     ended: bool = False
+    outside: bool = False
 
     @property
     def block(self) -> tuple[str, int]:
@@ -83,7 +103,7 @@ class Record:
         return record
 
 
-Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
+Generate = Callable[[Task], Record]
 
 
 def run_benchmark(
@@ -109,16 +129,14 @@ def run_benchmark(
     if not todo:
         return
     for name in names:
-        methods[name](prompts[0][2], seed, prompts[0][1])  # warm-up
+        methods[name](Task(prompts[0][2], seed))  # warm-up
     for number, index in track(
         todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)
     ):
-        (prompt, kind, tokens), lines = prompts[index], {}
-        seed_of_block = block_seed(seed, number, index)
-        for name in random.Random(seed_of_block).sample(names, len(names)):
-            record = methods[name](tokens, seed_of_block, kind)
-            record.prompt, record.kind, record.pass_ = prompt, kind, number
-            lines[name] = record.line()
+        prompt, kind, tokens = prompts[index]
+        task, lines = Task(tokens, block_seed(seed, number, index), prompt, kind, number), {}
+        for name in random.Random(task.seed).sample(names, len(names)):
+            lines[name] = methods[name](task).line()
         with open(records, "a", opener=sole) as stream:
             stream.write("".join(lines[name] + "\n" for name in names))  # tables keep this order
 

@@ -29,7 +29,7 @@ from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.static import MARGIN
 from nde_talf.decoding.steps import PHASES
 from nde_talf.decoding.streams import Block, Stream
-from nde_talf.evaluation.benchmark import Generate, Record
+from nde_talf.evaluation.benchmark import Generate, Record, Task
 from nde_talf.selector.policy import NeuralPolicy
 
 TITLES = {
@@ -70,9 +70,9 @@ class Speculative:
         policy = self.decoder.policy
         return policy.counts if isinstance(policy, NeuralPolicy) else Counter()
 
-    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
+    def __call__(self, task: Task) -> Record:
         """Generate after a prompt."""
-        stream = self.blocks(prompt, seed)
+        stream = self.blocks(task.tokens, task.seed)
         self.chosen.clear()
         next(iter(stream))  # the prefill
         started = time.process_time()
@@ -84,8 +84,9 @@ class Speculative:
         return Record(
             setting=str(self.setting),
             method=self.name,
-            prompt="",
-            kind="",
+            prompt=task.prompt,
+            kind=task.kind,
+            pass_=task.pass_,
             tokens=stream.generation.decoded,
             steps=len(steps),
             nodes=sum(step.nodes for step in steps),
@@ -167,11 +168,6 @@ def lookup_title(lookup: Lookup) -> str:
     """Name of prompt lookup with its sizes."""
     tokens, size = lookup
     return f"{LOOKUP} ({tokens} tokens, n up to {size})"
-
-
-def is_outside(method: str) -> bool:
-    """True of the names of transformers' loops, with a schedule in them or not."""
-    return method.split(" (")[0] in (ASSISTED, LOOKUP, PLAIN)
 
 
 @contextmanager
@@ -269,11 +265,11 @@ def transformers_loop(
     if draft is not None:
         around, options["assistant_model"] = partial(scheduled, draft, schedule), draft.module
 
-    def generate(prompt: list[int], seed: int, kind: str) -> Record:
-        passes = PassClock(target)
+    def generate(task: Task) -> Record:
+        prompt, passes = task.tokens, PassClock(target)
         isolated: AbstractContextManager = torch.random.fork_rng(range(torch.cuda.device_count()))
         with passes.watching(), torch.inference_mode(), isolated, around():
-            torch.manual_seed(seed)
+            torch.manual_seed(task.seed)
             out = generated(target, prompt, setting, new_tokens, MARGIN, **options)
             seconds = passes.now() - passes.seconds
             cpu = time.process_time() - passes.cpu
@@ -285,8 +281,9 @@ def transformers_loop(
         return Record(
             setting=str(setting),
             method=name,
-            prompt="",
-            kind="",
+            prompt=task.prompt,
+            kind=task.kind,
+            pass_=task.pass_,
             tokens=committed[-1] - committed[0],
             steps=len(passes.cached) - 1,
             nodes=sum(passes.given[1:]),
@@ -294,6 +291,7 @@ def transformers_loop(
             cpu_seconds=cpu,
             accepted=_counted(end - start - 1 for start, end in pairwise(committed)),
             ended=not target.ends.isdisjoint(text[:new_tokens]),
+            outside=True,
         )
 
     return generate

@@ -4,7 +4,7 @@ To add a method, write a function that yields it and enter it in GROUPS.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -24,7 +24,7 @@ from nde_talf.decoding.setting import AUTO
 from nde_talf.decoding.static import StaticShapes
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.draft_training.head_draft import HeadDraft
-from nde_talf.evaluation.benchmark import Generate
+from nde_talf.evaluation.benchmark import Generate, Record, Task
 from nde_talf.evaluation.loops import (
     ASSISTED,
     DEFAULT,
@@ -38,14 +38,15 @@ from nde_talf.evaluation.loops import (
     lookup_title,
     transformers_loop,
 )
-from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.static_trees import HEAD_TREE, PICKED, STATIC, StaticTrees
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
+from nde_talf.evaluation.static_trees import PICKED, STATIC, StaticTrees
 from nde_talf.evaluation.tuning import (
     HEAD,
     LM_DRAFT,
     Candidate,
     Configuration,
     Method,
+    Options,
     Tuner,
     configuration,
 )
@@ -55,7 +56,7 @@ from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.profiling import drafter_of
 
 NGRAM = "n-gram"
-BEST_STATIC = "best static"
+BEST_STATIC, HEAD_TITLE = "best static", ", TALF head"
 UNLABELLED_TREES = tuple(
     Action(*tree)
     for tree in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
@@ -65,7 +66,7 @@ RERANKED = 3  # the best static trees by the labels that are timed, where everyt
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Bench:
     """The parts of the methods of one sampling setting.
 
@@ -131,8 +132,10 @@ class Bench:
 
     def ours(
         self,
+        title: str,
         policy: TreePolicy,
         rule: Verifier | str,
+        options: Options,
         drafter: Drafter | None = None,
         alike: Configuration | None = None,
     ) -> Candidate:
@@ -147,20 +150,27 @@ class Bench:
             )
             return Speculative(title, decoder, self.setting, new_tokens)
 
-        return Candidate(make, alike)
+        return Candidate(title, make, options, alike)
 
-    def theirs(self, draft: CausalModel | None = None, **options: Any) -> Candidate:
+    def theirs(self, title: str, draft: CausalModel | None = None, **options: Any) -> Candidate:
         """Transformers' loop with these options: see `transformers_loop`."""
         return Candidate(
+            title,
             lambda title, n: transformers_loop(
                 title, self.target, self.setting, n, draft, **options
-            )
+            ),
+            {
+                name: [*value] if isinstance(value, tuple) else value
+                for name, value in options.items()
+            },
         )
 
-    def static(self, rule: str, tree: Action, drafter: Drafter | None = None) -> Candidate:
+    def static(
+        self, title: str, rule: str, tree: Action, drafter: Drafter | None = None
+    ) -> Candidate:
         """One tree at every step."""
         alike = configuration(rule, tree, HEAD if drafter else LM_DRAFT)
-        return self.ours(Delayed(tree), rule, drafter, alike)
+        return self.ours(title, Delayed(tree), rule, {"tree": [*tree]}, drafter, alike)
 
     def best_static(self, rule: str, head: Drafter | None = None) -> Method:
         """A rule under its best static tree, with the draft model or the head.
@@ -168,69 +178,71 @@ class Bench:
         At temperature 0 one of PICKED, by timing.
         """
         learned = self.headed or head is not None
-        suffix, role = HEAD_TREE * learned, f"{TITLES[rule]}{HEAD_TREE * bool(head)}, {BEST_STATIC}"
+        suffix, own = HEAD_TITLE * learned, HEAD_TITLE * bool(head)
+        role = f"{TITLES[rule]}{own}, {BEST_STATIC}"
+        key = STATIC_TREE.format("greedy" if self.greedy else rule)
+        if head or (self.headed and rule == self.main):
+            key = HEAD_TREE
         if self.greedy:
-            picked = {f"{n}{suffix}": self.ours(p, "greedy", head) for n, p in PICKED.items()}
-            return Method(role, picked, learned)
+            grid = [
+                self.ours(p.title + suffix, p.policy, "greedy", p.options, head) for p in PICKED
+            ]
+            return Method(key, role, grid, learned=learned)
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
             trees = self.labels.ranked(rule, RERANKED if self.tuned or self.headed else 1)
-        grid = {
-            f"{TITLES[rule]}{suffix} {tuple(tree)}": self.static(rule, tree, head) for tree in trees
-        }
-        return Method(role, grid, learned)
+        title = TITLES[rule] + suffix
+        grid = [self.static(f"{title} {tuple(tree)}", rule, tree, head) for tree in trees]
+        return Method(key, role, grid, learned=learned)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
         """Tree of the fastest candidate of a method of static trees."""
-        alike = method.grid[self.tune(method.role, method.grid, prompts)].alike
-        assert alike is not None
-        return alike.tree
+        return Action(*self.tune(method, prompts).options["tree"])
 
 
 @dataclass
 class Plan:
-    """The methods of one sampling setting that are decoded, and what is known of them.
+    """The methods of one sampling setting, by their titles in tables.
 
     Attributes:
-        methods: by name, in the order of the table.
-        same: methods that are not decoded, and what each is the same as.
-        learned: names of those with something learned here.
+        methods: the decoded ones, in the order of the table.
+        same: methods that are not decoded, and the equal one that is.
+        learned: those with something learned here.
         roles: the method of each role.
+        exports: by role of a selector that exported a static tree, its method.
     """
 
     methods: dict[str, Generate] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     learned: set[str] = field(default_factory=set)
     roles: dict[str, str] = field(default_factory=dict)
-    _named: dict[Configuration, str] = field(default_factory=dict)
-
-    @property
-    def exports(self) -> dict[str, str]:
-        """For selectors that exported a static tree, its method by the selector's title."""
-        return {r: title for r, title in self.roles.items() if r.endswith("(NDE)") and r != title}
+    exports: dict[str, str] = field(default_factory=dict)
+    _titles: dict[Configuration, str] = field(default_factory=dict)
 
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
-        title = tune(method.role, method.grid)
-        make, alike = method.grid[title]
+        candidate = tune(method)
+        title, alike = candidate.title, candidate.alike
         self.roles.setdefault(method.role, title)
         if method.learned:
             self.learned.add(title)
+        if method.exported:
+            self.exports[method.role] = title
         if title in self.methods:
             return
-        if alike in self._named:
-            self.same[title] = self._named[alike]
+        if alike in self._titles:
+            self.same[title] = self._titles[alike]
             return
-        self.methods[title] = make(title, tune.new_tokens)
+        self.methods[title] = candidate.generator(tune.new_tokens)
         if alike:
-            self._named[alike] = title
+            self._titles[alike] = title
 
 
 def plan_methods(bench: Bench, groups: set[str]) -> Plan:
     """Plain decoding, the same again as the A/A control, and the methods of the groups."""
     plan = Plan()
     for name in (BASELINE, CONTROL):
-        plan.add(Method(name, {name: bench.ours(Autoregressive(), "nss")}), bench.tune)
+        plan.add(_only(name, bench.ours(name, Autoregressive(), "nss", {})), bench.tune)
     for group, methods in GROUPS.items():
         if group in groups:
             for method in methods(bench):
@@ -246,11 +258,11 @@ def selector_title(name: str) -> str:
 def assisted(bench: Bench) -> Iterator[Method]:
     """Transformers' assisted generation, with the fastest schedule."""
     if bench.assists:
-        grid = {
-            assisted_title(schedule): bench.theirs(bench.draft, schedule=schedule)
+        grid = [
+            bench.theirs(assisted_title(schedule), bench.draft, schedule=schedule)
             for schedule in SCHEDULES
-        }
-        yield Method(ASSISTED, grid)
+        ]
+        yield Method("assisted", ASSISTED, grid)
 
 
 def outside(bench: Bench) -> Iterator[Method]:
@@ -260,12 +272,12 @@ def outside(bench: Bench) -> Iterator[Method]:
     """
     if bench.target.form != "masks":
         return
-    yield Method(PLAIN, {PLAIN: bench.theirs()})
-    grid = {lookup_title(sizes): bench.theirs(**sizes._asdict()) for sizes in LOOKUPS}
-    yield Method(LOOKUP, grid)
+    yield _only(PLAIN, bench.theirs(PLAIN))
+    grid = [bench.theirs(lookup_title(sizes), **sizes._asdict()) for sizes in LOOKUPS]
+    yield Method("prompt lookup", LOOKUP, grid)
     if bench.assists:
         title = assisted_title(DEFAULT)
-        yield Method(title, {title: bench.theirs(bench.draft)})
+        yield _only(title, bench.theirs(title, bench.draft))
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
@@ -280,10 +292,10 @@ def selectors(bench: Bench) -> Iterator[Method]:
         role, policy = selector_title(name), NeuralPolicy(selector, table)
         action = policy.static(bench.setting)
         if action is None:
-            yield Method(role, {role: bench.ours(policy, policy.verifier)}, learned=True)
+            yield _only(role, bench.ours(role, policy, policy.verifier, {}), learned=True)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
-        yield Method(role, {title: bench.static(name, TREES[action])})
+        yield _only(role, bench.static(title, name, TREES[action]), exported=True)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
@@ -304,23 +316,28 @@ def baselines(bench: Bench) -> Iterator[Method]:
     rule, title = bench.main, TITLES[bench.main]
     static = labels.ranked(rule, 1)[0] if bench.greedy else bench.fastest(bench.best_static(rule))
     entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
-    alike = _one_tree(rule, entropy.chosen_trees)
-    yield _only(f"{title}, by entropy", bench.ours(entropy, rule, None, alike))
+    name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
+    yield _only(name, bench.ours(name, entropy, rule, {}, None, alike))
     trees = _domain_trees(bench, labels)
 
     def by_domain(title: str, new_tokens: int) -> Generate:
         methods = {
-            tree: bench.static(rule, tree).make(title, new_tokens)
+            tree: bench.static(title, rule, tree).generator(new_tokens)
             for tree in {static, *trees.values()}
         }
-        return lambda prompt, seed, kind: methods[trees.get(kind, static)](prompt, seed, kind)
 
-    alike = _one_tree(rule, [static, *trees.values()])
-    yield _only(f"{title}, by domain", Candidate(by_domain, alike))
+        def generate(task: Task) -> Record:
+            return methods[trees.get(task.kind, static)](task)
+
+        return generate
+
+    name, alike = f"{title}, by domain", _one_tree(rule, [static, *trees.values()])
+    yield _only(name, Candidate(name, by_domain, {}, alike))
 
 
-def _only(name: str, candidate: Candidate) -> Method:
-    return Method(name, {name: candidate})
+def _only(role: str, candidate: Candidate, **about: bool) -> Method:
+    """A method of one candidate, which nothing has to be chosen for."""
+    return Method(role, role, [candidate], **about)
 
 
 def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
@@ -332,10 +349,9 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
     best_trees = {}
     for kind in sorted({*labels.roots.kind}):
         trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
-        grid = {str(tuple(tree)): bench.static(bench.main, tree) for tree in trees}
-        if grid:
+        if grid := [bench.static(str(tuple(tree)), bench.main, tree) for tree in trees]:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
-            method = Method(f"{BEST_STATIC}, {kind}", grid)
+            method = Method(f"static tree in the domain {kind}", f"{BEST_STATIC}, {kind}", grid)
             best_trees[kind] = bench.fastest(method, texts)
     return best_trees
 
@@ -345,36 +361,41 @@ def parametrised(bench: Bench) -> Iterator[Method]:
     if bench.draft is None:
         return
     title, rule = TITLES[bench.main], "greedy" if bench.greedy else bench.main
-    stopping = {
-        f"{title}, confidence ({by} < {at:g}, ≤ {n})": bench.ours(
-            ConfidenceStop(at, n, by, bench.greedy), rule
+    stopping = [
+        bench.ours(
+            f"{title}, confidence ({by} < {at:g}, ≤ {n})",
+            ConfidenceStop(at, n, by, bench.greedy),
+            rule,
+            {"by": by, "threshold": at, "longest": n},
         )
         for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
-    }
-    yield Method(f"{title}, confidence", stopping)
-    following = {
-        f"{title}, mean of {window} steps + {plus}, ≤ {n}": bench.ours(
-            FollowMean(window, plus, n), rule
+    ]
+    yield Method("confidence", f"{title}, confidence", stopping)
+    following = [
+        bench.ours(
+            f"{title}, mean of {window} steps + {plus}, ≤ {n}",
+            FollowMean(window, plus, n),
+            rule,
+            {"window": window, "plus": plus, "longest": n},
         )
         for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
-    }
-    yield Method(f"{title}, mean acceptance", following)
+    ]
+    yield Method("mean acceptance", f"{title}, mean acceptance", following)
     # The policies of other papers draft the tokens that the draft holds most probable.
     picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
-    trees = {name: bench.ours(policy, picked) for name, policy in PICKED.items()}
-    for nodes in (4, 8, 16):
-        trees |= {
-            f"DynaTree ({nodes} nodes)": bench.ours(POLICIES["dynatree"](nodes=nodes), picked),
-            f"DySpec ({nodes} nodes)": bench.ours(POLICIES["dyspec"](nodes), drawn),
-        }
-    yield Method("draft trees", trees)
+    trees = [bench.ours(tree.title, tree.policy, picked, tree.options) for tree in PICKED]
+    for name, paper, rule in (("DynaTree", "dynatree", picked), ("DySpec", "dyspec", drawn)):
+        for nodes in (4, 8, 16):
+            policy, options = POLICIES[paper](nodes=nodes), {"policy": paper, "nodes": nodes}
+            trees.append(bench.ours(f"{name} ({nodes} nodes)", policy, rule, options))
+    yield Method("draft trees", "draft trees", trees)
 
 
 def given_policies(bench: Bench) -> Iterator[Method]:
     """Policies with their settings as given, each with a rule that is lossless on its trees."""
     warped = replace(bench, draft_setting=bench.policy_setting)
     for title, (policy, rule) in bench.policies.items():
-        yield _only(title, warped.ours(policy, rule))
+        yield _only(title, warped.ours(title, policy, rule, {}))
 
 
 def head(bench: Bench) -> Iterator[Method]:
@@ -385,26 +406,24 @@ def head(bench: Bench) -> Iterator[Method]:
 
 def ngrams(bench: Bench) -> Iterator[Method]:
     """Drafting from the text alone."""
-    tried = {NGRAM: bench.ngram}
+    configs = {NGRAM: bench.ngram}
     if bench.tuned:
         grid = product((1, 2), (4, 8, 16), (0.1, 0.3))
-        configs = [
+        tried = [
             replace(bench.ngram, min_size=size, nodes=nodes, threshold=threshold)
             for size, nodes, threshold in grid
         ]
-        tried = {
+        configs = {
             f"{NGRAM} ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, threshold"
             f" {c.threshold:g})": c
-            for c in configs
+            for c in tried
         }
     vocabulary = bench.target.vocab_size
-    yield Method(
-        NGRAM,
-        {
-            title: bench.ours(NgramTree(config), "nss", NgramDrafter(vocabulary, config))
-            for title, config in tried.items()
-        },
-    )
+    candidates = [
+        bench.ours(title, NgramTree(c), "nss", asdict(c), NgramDrafter(vocabulary, c))
+        for title, c in configs.items()
+    ]
+    yield Method("n-gram", NGRAM, candidates)
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {

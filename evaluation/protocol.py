@@ -10,6 +10,8 @@ because every speed-up of a table is divided by it.
 
 BASELINE = "autoregressive"
 CONTROL = "autoregressive (A/A control)"
+STATIC_TREE, HEAD_TREE = "static tree of {}", "static tree of the head"
+"""Keys of the methods that decode with the best static tree of a rule, or of the draft head."""
 NOT_TRUSTED = "clock not trusted"
 
 PROTOCOL = (

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.decoding.steps import PHASES
-from nde_talf.evaluation.loops import is_outside
 from nde_talf.evaluation.plots import pictures, svg
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
@@ -106,9 +105,8 @@ def tables(data: ReportData) -> dict[str, list[Table]]:
 
 def tags(data: ReportData, setting: str) -> dict[str, str]:
     """A word after a method's name."""
-    names = [row.method for row in data.tables[setting]]
     return {
-        **dict.fromkeys(filter(is_outside, names), "outside"),
+        **{row.method: "outside" for row in data.tables[setting] if row.outside},
         **dict.fromkeys(data.learned.get(setting, ()), "learned"),
         **dict.fromkeys(data.exports.get(setting, {}).values(), "static export"),
         BASELINE: "plain",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,26 +27,35 @@ STATIC = {
 equal methods the first one is decoded.
 """
 
-PICKED: dict[str, TreePolicy] = {
-    f"SALF ({nodes} nodes)": Salf(nodes, batch=4) for nodes in (4, 8, 16)
-} | {
-    f"Beam ({k} wide, {depth} deep, {nodes} nodes)": Beam(k, depth, nodes)
-    for k, depth, nodes in ((1, 2, 2), (1, 4, 4), (1, 8, 8), (2, 4, 6), (3, 4, 8), (4, 4, 16))
-}
-"""Trees of the most probable tokens, for temperature 0: branches that are drawn there are one path.
 
-The first is the default.
-"""
+class Picked(NamedTuple):
+    """A tree of the most probable tokens. options: its policy's name and settings, for files."""
 
-HEAD_TREE = ", TALF head"
-"""What follows a tree's name where the head drafts it."""
+    title: str
+    policy: TreePolicy
+    options: dict[str, Any]
 
 
-def picked(tuned: dict[str, str], head: bool) -> TreePolicy:
-    """Return the tree for temperature 0 that `tuned` (titles by role) names, or the default."""
-    default, *_ = PICKED
-    names = (name for name in PICKED if name + HEAD_TREE * head in tuned.values())
-    return PICKED[next(names, default)]
+PICKED = (
+    *(
+        Picked(f"SALF ({nodes} nodes)", Salf(nodes, batch=4), {"policy": "salf", "nodes": nodes})
+        for nodes in (4, 8, 16)
+    ),
+    *(
+        Picked(
+            f"Beam ({k} wide, {depth} deep, {nodes} nodes)",
+            Beam(k, depth, nodes),
+            {"policy": "beam", "k": k, "depth": depth, "nodes": nodes},
+        )
+        for k, depth, nodes in ((1, 2, 2), (1, 4, 4), (1, 8, 8), (2, 4, 6), (3, 4, 8), (4, 4, 16))
+    ),
+)
+"""Trees for temperature 0, where drawn branches coincide. The first is the default."""
+
+
+def picked(options: dict[str, Any] | None) -> TreePolicy:
+    """Return the tree for temperature 0 with these options, or the default."""
+    return next((tree.policy for tree in PICKED if tree.options == options), PICKED[0].policy)
 
 
 @dataclass

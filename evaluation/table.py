@@ -26,13 +26,14 @@ class Row:
     Intervals are [value, low, high], 95 %, by bootstrap over prompts.
 
     Attributes:
-        method: its name.
+        method: its title.
         block_efficiency: tokens a target pass, an interval.
         tokens_per_second: total tokens over total seconds.
         speedup: over autoregressive decoding, an interval; see `nde_talf.evaluation.speed`.
         nodes: of a mean tree, root included.
         shares: fractions of step time by phase.
         cpu_speedup: the speedup in CPU time; None where that was not taken.
+        outside: whether transformers' own loop decoded it.
     """
 
     method: str
@@ -42,6 +43,7 @@ class Row:
     nodes: float
     shares: dict[str, float]
     cpu_speedup: list[float] | None = None
+    outside: bool = False
 
 
 def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
@@ -96,6 +98,7 @@ def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
         nodes=nodes / steps,
         shares={phase: part / total for phase, part in phases.items()} if total else {},
         cpu_speedup=speed_ratio(records, baseline, CPU),
+        outside=records[0].outside,
     )
 
 

@@ -1,7 +1,7 @@
-"""A method is a name and a grid of candidates; the fastest candidate of the grid is taken.
+"""A method is a key and a grid of candidates; the fastest candidate of the grid is taken.
 
-`Method("Traversal, mean acceptance", {title: candidate, ...})`. Candidates are timed on prompts
-that are not evaluated.
+Candidates are timed on prompts that are not evaluated. Keys and options say which method and which
+candidate it is, in files too; titles are for print.
 
 A method that equals one already there under another name (the same rule, tree and drafter) is
 listed and not decoded a second time. Two rules are the same on a single path where they take the
@@ -12,15 +12,15 @@ the same law there but do other work, such as SpecTr and Khisti at K = 1, are co
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nde_talf.decoding.actions import Action, canonical
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.names import ON_PATHS
-from nde_talf.evaluation.benchmark import Generate
+from nde_talf.evaluation.benchmark import Generate, Task
 
 LM_DRAFT, HEAD = "LM draft", "draft head"
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
@@ -41,32 +41,48 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 
+Options = dict[str, Any]
+"""What distinguishes a candidate from the others of its grid, as a JSON value."""
+
+
 class Candidate(NamedTuple):
     """One way to decode.
 
     Attributes:
+        title: in tables.
         make: its generator, from a title and a number of new tokens.
+        options: see `Options`.
         alike: equal for candidates that write the same text; None for one like no other.
     """
 
+    title: str
     make: Callable[[str, int], Generate]
+    options: Options
     alike: Configuration | None = None
+
+    def generator(self, new_tokens: int) -> Generate:
+        """Make its generator."""
+        return self.make(self.title, new_tokens)
 
 
 class Method(NamedTuple):
     """A row of the table.
 
     Attributes:
-        role: its name under every setting, where a candidate's title holds what was tuned:
-            "Traversal, best static" is "Traversal (1, 0, 4)" under one setting and "Traversal (2,
-            0, 3)" under another.
-        grid: candidates by title; the fastest is decoded.
+        key: the same under every setting.
+        role: its title under every setting, where a candidate's holds what was tuned: "Traversal,
+            best static" is "Traversal (1, 0, 4)" under one setting and "Traversal (2, 0, 3)" under
+            another.
+        grid: candidates; the fastest is decoded.
         learned: whether something learned in the run drafts or chooses.
+        exported: whether it is a selector that exported its best static tree.
     """
 
+    key: str
     role: str
-    grid: dict[str, Candidate]
+    grid: Sequence[Candidate]
     learned: bool = False
+    exported: bool = False
 
 
 @dataclass
@@ -74,7 +90,7 @@ class Tuner:
     """Takes the fastest candidate of a grid, once: a resumed evaluation reads it from `file`.
 
     Attributes:
-        file: titles by role.
+        file: options by method's key.
         new_tokens: of every trial.
         prompts: tokens of the calibration prompts.
     """
@@ -83,39 +99,44 @@ class Tuner:
     new_tokens: int
     prompts: list[list[int]]
 
-    def __call__(
-        self, role: str, grid: dict[str, Candidate], prompts: list[list[int]] | None = None
-    ) -> str:
-        """The title of the fastest. prompts: others than all of the tuner's."""
+    def __call__(self, method: Method, prompts: list[list[int]] | None = None) -> Candidate:
+        """Return the fastest. prompts: others than all of the tuner's."""
+        key, grid = method.key, method.grid
         prompts = self.prompts if prompts is None else prompts
         if len(grid) == 1 or not prompts:
-            return next(iter(grid))
-        chosen = read_json(self.file, dict[str, str]) if self.file.exists() else {}
-        if chosen.get(role) not in grid:
-            chosen[role] = self._fastest(grid, prompts)
-            write_json(self.file, chosen)
-        return chosen[role]
+            return grid[0]
+        chosen = read_tuned(self.file)
+        known = [candidate for candidate in grid if candidate.options == chosen.get(key)]
+        fastest = known[0] if known else self._fastest(grid, prompts)
+        if not known:
+            write_json(self.file, {**chosen, key: fastest.options})
+        return fastest
 
-    def _fastest(self, grid: dict[str, Candidate], prompts: list[list[int]]) -> str:
-        """The title of the candidate with the most tokens per second.
+    def _fastest(self, grid: Sequence[Candidate], prompts: list[list[int]]) -> Candidate:
+        """Return the candidate with the most tokens per second.
 
         Successive halving: the prompts are dealt to as many rounds as halving needs, or to one a
         prompt where they are fewer. After a warm-up all are tried on the prompts of the first
-        round; after each round the faster half goes on to the next, and after the last the fastest
+        round; after each round the faster half goes to the next, and after the last the fastest
         is taken. Example: 12 trees and 24 prompts: 12 trees on 6 prompts, 6, 3 and 2 on 6 others
         each.
         """
-        for title, candidate in grid.items():
-            candidate.make(title, min(WARM_UP, self.new_tokens))(prompts[0], 0, "")
-        methods = {title: grid[title].make(title, self.new_tokens) for title in grid}
-        left, tokens, seconds = list(grid), dict.fromkeys(grid, 0.0), dict.fromkeys(grid, 0.0)
+        for candidate in grid:
+            candidate.generator(min(WARM_UP, self.new_tokens))(Task(prompts[0]))
+        methods = [candidate.generator(self.new_tokens) for candidate in grid]
+        left, tokens, seconds = [*range(len(grid))], [0.0] * len(grid), [0.0] * len(grid)
         rounds = min(len(prompts), max(1, (len(grid) - 1).bit_length()))
         for number in range(rounds):
             for index in range(number, len(prompts), rounds):
-                for title in left:
-                    record = methods[title](prompts[index], index + 1, "")
-                    tokens[title] += record.tokens
-                    seconds[title] += record.seconds
+                for at in left:
+                    record = methods[at](Task(prompts[index], index + 1))
+                    tokens[at] += record.tokens
+                    seconds[at] += record.seconds
             left.sort(key=lambda at: seconds[at] / tokens[at] if tokens[at] else math.inf)
             left = left[: -(-len(left) // 2)] if number + 1 < rounds else left[:1]
-        return left[0]
+        return grid[left[0]]
+
+
+def read_tuned(file: Path) -> dict[str, Options]:
+    """Read a tuner's file; empty where there is none."""
+    return read_json(file, dict[str, Options]) if file.exists() else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.loops import PLAIN, is_outside
+from nde_talf.evaluation.loops import PLAIN
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, by_setting, control_of
@@ -76,26 +76,27 @@ def verdict(
     )
     decoded = by_setting(records).get(setting, {})
     if best and decoded:
-        others = [row.method for row in methods if row is not best]
-        _compare(conclusion, best.method, others, decoded)
+        others = [row for row in methods if row is not best]
+        _compare(conclusion, best, others, decoded)
     conclusion.sentence += _few_blocks({r.block for own in decoded.values() for r in own})
     return conclusion
 
 
 def _compare(
-    conclusion: Verdict, best: str, others: list[str], decoded: dict[str, list[Record]]
+    conclusion: Verdict, best: Row, others: list[Row], decoded: dict[str, list[Record]]
 ) -> None:
     """Hold the best method against the next one, and against the fastest of transformers' loops."""
-    behind = speed_ratio(decoded[others[0]], decoded[best]) if others else None
+    ours, second = decoded[best.method], others[0].method if others else ""
+    behind = speed_ratio(decoded[second], ours) if others else None
     if behind and trusted(conclusion.control, behind):
-        conclusion.runner_up, conclusion.behind = others[0], behind
+        conclusion.runner_up, conclusion.behind = second, behind
         words = f"is slower: {shown(behind)} of that."
         if behind[2] >= 1:
             words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-        conclusion.sentence += f" The runner-up, {others[0]}, {words}"
-    outside = next(filter(is_outside, others), None)
-    if outside and outside != conclusion.runner_up and not is_outside(best):
-        ratio = speed_ratio(decoded[best], decoded[outside])
+        conclusion.sentence += f" The runner-up, {second}, {words}"
+    outside = next((row.method for row in others if row.outside), None)
+    if outside and outside != conclusion.runner_up and not best.outside:
+        ratio = speed_ratio(ours, decoded[outside])
         if trusted(conclusion.control, ratio):
             conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
 
@@ -140,6 +141,6 @@ def _on_plain_decoding(
             f" ({conditions})."
         )
     loop = "both with the same forward pass of the target"
-    if is_outside(name):
+    if best.outside:
         loop = "transformers’ own loop against ours"
     return True, f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."

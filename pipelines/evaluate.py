@@ -174,17 +174,18 @@ def _benches(
     parts_by_setting = {}
     for title in evaluation.settings:
         setting = SETTINGS[title]
+        tuned = folders["evaluate"] / f"tuned-{title}.json"
         bench = parts_by_setting[title] = Bench(
-            target,
-            draft,
-            setting,
-            Tuner(folders["evaluate"] / f"tuned-{title}.json", evaluation.new_tokens, texts),
-            StaticTrees.of(roots, table, setting),
-            drawn,
-            evaluation.draft_temperature,
-            fixed,
-            "tuned" in groups and draft is not None,
-            config.selector.verifiers,
+            target=target,
+            draft=draft,
+            setting=setting,
+            tune=Tuner(tuned, evaluation.new_tokens, texts),
+            labels=StaticTrees.of(roots, table, setting),
+            draft_setting=drawn,
+            policy_setting=evaluation.draft_temperature,
+            fixed=fixed,
+            tuned="tuned" in groups and draft is not None,
+            rules=config.selector.verifiers,
             ngram=evaluation.ngram,
             head=head,
             kinds=[prompt.kind for prompt in tuning],

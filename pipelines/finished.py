@@ -12,6 +12,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
+from nde_talf.evaluation.protocol import HEAD_TREE
 
 if TYPE_CHECKING:
     from nde_talf.data.text.pair import Pair
@@ -130,15 +131,15 @@ class Run:
         It is the one under the setting nearest in temperature.
         """
         for name in sorted(SETTINGS, key=lambda it: abs(SETTINGS[it].temperature - temperature)):
-            tuned = "\n".join(self.tuned(name).values())
-            if found := re.search(r"head \((\d+), (\d+), (\d+)\)", tuned):
-                return Action(*map(int, found.groups()))
+            tree = self.tuned(name).get(HEAD_TREE, {}).get("tree", [])
+            if len(tree) == 3:
+                return Action(*tree)
         return Action(1, 0, 4)
 
-    def tuned(self, setting: str) -> dict[str, str]:
-        """Return what the evaluation timed fastest under a setting, by role."""
+    def tuned(self, setting: str) -> dict[str, dict[str, Any]]:
+        """Return the options that the evaluation timed fastest under a setting, by method."""
         file = self.stage("report") / f"tuned-{setting}.json"
-        return read_json(file, dict[str, str]) if file.exists() else {}
+        return read_json(file, dict[str, dict[str, Any]]) if file.exists() else {}
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

@@ -33,6 +33,7 @@ from nde_talf.decoding.setting import SamplingSetting
 from nde_talf.decoding.static import MARGIN, StaticShapes
 from nde_talf.decoding.streams import Generation
 from nde_talf.decoding.verifier import Verifier, check_compatible
+from nde_talf.evaluation.protocol import HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.evaluation.static_trees import PICKED, picked
 from nde_talf.pipelines.config import TABLE
@@ -202,7 +203,8 @@ def _without_selector(
     if config.drafter == "ngram":
         return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
     if not config.temperature:
-        return picked(run.tuned("t0"), head), VERIFIERS["greedy"]
+        tuned = run.tuned("t0").get(HEAD_TREE if head else STATIC_TREE.format("greedy"))
+        return picked(tuned), VERIFIERS["greedy"]
     if not selectors or (head and run.pair.has_draft):
         return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
     return None
@@ -311,7 +313,7 @@ def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
     """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
     policy = decoder.policy
     given = config.policy or config.drafter
-    name = next((tree for tree, each in PICKED.items() if each is policy), given)
+    name = next((tree.title for tree in PICKED if tree.policy is policy), given)
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
         chosen = [

@@ -27,7 +27,7 @@ from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.evaluation.protocol import BASELINE
-from nde_talf.evaluation.tuning import Candidate, Tuner
+from nde_talf.evaluation.tuning import Candidate, Method, Tuner
 
 TUNED = {"stop": 0.005, "deep": 0.1, "prune": 0.002}
 """rho_stop, rho_deep and tau."""
@@ -73,17 +73,17 @@ class AsRun(DynaTree):
 
 def tuned(bench: Bench, setting: SamplingSetting, drawn: SamplingSetting) -> dict[str, float]:
     """Choose rho_stop, rho_deep and tau by the clock, on prompts that no table uses."""
-    grid = {
-        str(values): dict(zip(TUNED, values, strict=True))
-        for values in product((0.005, 0.02, 0.05), (0.1, 0.3), (0.002, 0.01))
-    }
 
     def candidate(own: dict[str, Any]) -> Candidate:
         method = AsRun(DynaTreeConfig(nodes=63, **own)), "greedy"
-        return Candidate(lambda title, _: bench.ours(title, method, setting, drawn))
+        return Candidate(str(own), lambda title, _: bench.ours(title, method, setting, drawn), own)
 
+    grid = [
+        candidate(dict(zip(TUNED, values, strict=True)))
+        for values in product((0.005, 0.02, 0.05), (0.1, 0.3), (0.002, 0.01))
+    ]
     tuner = Tuner(bench.folder / "dynatree.json", bench.options.new_tokens, bench.tuning)
-    return grid[tuner("DynaTree", {name: candidate(own) for name, own in grid.items()})]
+    return tuner(Method("DynaTree", "DynaTree", grid)).options
 
 
 def first_tokens(bench: Bench, methods: dict[str, tuple], *settings: SamplingSetting) -> list[list]:

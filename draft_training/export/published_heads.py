@@ -84,19 +84,15 @@ def load_layout(
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
         name, sizes = layer or _layer_of(config, weights, target)
         layers, norms = _wiring(folder, config, weights)
-        if norms and shape[1] == 2 * hidden:
+        three = shape[1] == 3 * hidden
+        if norms and not three:
             raise UserError(
                 f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and"
                 " its fc.weight is that of a head on one."
             )
         check_sizes(sizes, weights, target)
-        three = shape[1] == 3 * hidden and len(layers) == 3
-        if layers and not (three and layers == sorted({*layers}) and layers[-1] <= target.layers):
-            raise UserError(
-                f"{folder}: it takes features of the layers {layers}. Beside {target.name}, which"
-                f" has {target.layers}, a head takes three in ascending order."
-            )
-        if shape[1] == 3 * hidden:
+        _check_layers(folder, layers, three, target)
+        if three:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
             options: dict[str, Any] = {"dtype": dtype, "sizes": sizes}
             head: EagleHead = Eagle3Head(target, name, vocabulary, norms, layers, **options)
@@ -106,6 +102,17 @@ def load_layout(
             head = EagleHead(target, name, dtype, sizes | bias)
     load_weights(head, weights, folder)
     return head.eval().requires_grad_(False)
+
+
+def _check_layers(folder: Path, layers: list[int], three: bool, target: CausalModel) -> None:
+    """Raise UserError unless the features are of three rising layers of `target`, or unnamed."""
+    rising = len(layers) == 3 and layers == sorted({*layers})
+    if not layers or (three and rising and layers[-1] <= target.layers):
+        return
+    raise UserError(
+        f"{folder}: it takes features of the layers {layers}. Beside {target.name}, which"
+        f" has {target.layers}, a head takes three in ascending order."
+    )
 
 
 def _wiring(

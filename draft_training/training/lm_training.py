@@ -7,6 +7,7 @@ tokenizers or speculative decoding: it sees rows of token ids and Llama models.
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,23 +185,40 @@ def held_out_report(
             )
             totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
             for q in others:
-                nats = F.cross_entropy(q, following, reduction="none")
-                totals["draft_nats"] += nats[nats != math.inf].sum().item()
-                totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
-                for at in TEMPERATURES:
-                    overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
-                    totals[at] += overlap.sum().item()
+                for name, total in _compared(p, q, following).items():
+                    totals[name] += total
     positions = tokens[:, 1:].numel()
     report: dict[Any, Any] = {name: total / positions for name, total in totals.items()}
     report["positions"] = positions
     if draft:
         report["overlap"] = {at: report.pop(at) for at in TEMPERATURES}
-    trained_in = {
-        role: precision
-        for role, model in (("target", target), ("draft", draft))
-        if model and (precision := model.config.to_dict().get("trained_in"))
+    if known := _precisions(models):
+        report["trained_in"] = known
+    return report
+
+
+def _precisions(models: Sequence[CausalModel]) -> dict[str, str]:
+    """Return by role the precision that a model was trained in, where its config names it."""
+    roles = zip(("target", "draft"), models, strict=False)
+    found = {role: model.config.to_dict().get("trained_in") for role, model in roles}
+    return {role: precision for role, precision in found.items() if precision}
+
+
+def _compared(p: Tensor, q: Tensor, following: Tensor) -> dict[Any, float]:
+    """Sum the draft's figures over n positions.
+
+    p, q: logits [n, V] of target and draft; following: the tokens there, [n].
+    """
+    nats = F.cross_entropy(q, following, reduction="none")
+    overlaps = {
+        at: torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1)).sum().item()
+        for at in TEMPERATURES
     }
-    return report | ({"trained_in": trained_in} if trained_in else {})
+    return {
+        "draft_nats": nats[nats != math.inf].sum().item(),
+        "greedy_agreement": (p.argmax(-1) == q.argmax(-1)).sum().item(),
+        **overlaps,
+    }
 
 
 def _states(model: CausalModel, rows: Tensor) -> Tensor:

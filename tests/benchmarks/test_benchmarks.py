@@ -12,6 +12,7 @@ from benchmarks import decode, timing
 from nde_talf import Beam
 from nde_talf.evaluation import methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.static_trees import Picked
 
 
 def kind(method):
@@ -23,7 +24,8 @@ def kind(method):
 def test_the_loop_beside_transformers(run, tmp_path, monkeypatch):
     for grid in ("LOOKUPS", "SCHEDULES", "UNLABELLED_TREES"):  # fewer settings to try
         monkeypatch.setattr(methods, grid, getattr(methods, grid)[-2:])
-    monkeypatch.setattr(methods, "PICKED", {"Traversal": Beam(2, 2, 4)})
+    tree = Picked("Traversal", Beam(2, 2, 4), {})
+    monkeypatch.setattr(methods, "PICKED", (tree,))
     monkeypatch.setattr(timing, "RESULTS", tmp_path)
     small = "decode --prompts 2 --tuning 1 --new-tokens 12 --run"
     monkeypatch.setattr(sys, "argv", [*small.split(), str(run)])

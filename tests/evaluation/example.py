@@ -17,17 +17,18 @@ def methods(calls=None, fail_at=None, twin=100):
     """
 
     def make(name, rate, per_step):
-        def generate(prompt, seed, kind):
+        def generate(task):
             if calls is not None:
                 if fail_at is not None and len(calls) == fail_at:
                     raise KeyboardInterrupt
-                calls.append((name, tuple(prompt), seed))
+                calls.append((name, tuple(task.tokens), task.seed))
             steps = 20 // per_step
             return Record(
                 str(SETTING),
                 name,
-                "",
-                "",
+                task.prompt,
+                task.kind,
+                pass_=task.pass_,
                 tokens=20,
                 steps=steps,
                 nodes=5 * steps,

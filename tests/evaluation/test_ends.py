@@ -16,12 +16,12 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.evaluation.benchmark import read_records, run_benchmark
+from nde_talf.evaluation.benchmark import Task, read_records, run_benchmark
 from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
-from nde_talf.evaluation.tuning import Candidate, Tuner
+from nde_talf.evaluation.tuning import Candidate, Method, Tuner
 from tests.decoding.pairs import tiny_pair
 
 GREEDY, PROMPT, LIMIT = SamplingSetting(0.0), [1, 2, 3], 24
@@ -65,7 +65,7 @@ def test_every_method_stops_and_counts_up_to_the_end(pair):
     assert greedy(target, eos_token_id=sorted(target.ends)) == text[: AT + 1]
     assert TransformersEngine(target).sample([PROMPT], GREEDY, LIMIT, 0) == [PROMPT + text[:AT]]
     for name, method in methods(pair).items():
-        record = method(PROMPT, 0, "chat")
+        record = method(Task(PROMPT))
         accepted = sum(int(length) * steps for length, steps in record.accepted.items())
         assert record.ended and record.tokens == accepted + record.steps, name
         assert accepted <= record.nodes - record.steps and record.cpu_seconds > 0
@@ -77,12 +77,12 @@ def test_every_method_stops_and_counts_up_to_the_end(pair):
 
 def test_a_text_that_does_not_end_has_the_tokens_that_were_asked_for(pair):
     target, _ = pair
-    for record in (method(PROMPT, 0, "chat") for method in methods(pair).values()):
+    for record in (method(Task(PROMPT)) for method in methods(pair).values()):
         assert not record.ended and (record.tokens >= LIMIT - 1 or record.method == ASSISTED)
     target.chat_ends = frozenset({greedy(target)[AT]})
     for limit in (AT, AT + 1):
         for method in methods(pair, limit).values():
-            assert method(PROMPT, 0, "chat").ended == (limit > AT)
+            assert method(Task(PROMPT)).ended == (limit > AT)
 
 
 def test_a_prompt_that_is_answered_with_an_end_has_no_decoded_tokens(pair, tmp_path):
@@ -95,8 +95,9 @@ def test_a_prompt_that_is_answered_with_an_end_has_no_decoded_tokens(pair, tmp_p
     nothing = [record for record in records if record.prompt == "at once"]
     assert len(nothing) == len(made)
     assert not any(r.tokens or r.steps or r.seconds or r.cpu_seconds for r in nothing)
-    grid = {name: Candidate(lambda _, n, name=name: made[name]) for name in made}
-    assert Tuner(tmp_path / "tuned.json", LIMIT, [PROMPT])("all", grid) in grid
+    grid = [Candidate(name, lambda title, n: made[title], {"name": name}) for name in made]
+    method = Method("all", "all", grid)
+    assert Tuner(tmp_path / "tuned.json", LIMIT, [PROMPT])(method) in grid
     parts = {field.name: {} for field in fields(ReportData) if field.name not in MADE}
     data = ReportData.of("ends", records, "here", **parts)
     assert "of 2 texts of plain decoding ended" in data.ended[str(GREEDY)]

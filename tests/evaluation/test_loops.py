@@ -3,6 +3,7 @@
 import pytest
 
 from nde_talf import CausalModel, SamplingSetting
+from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.loops import PLAIN, Lookup, Schedule, scheduled, transformers_loop
 from tests.decoding.pairs import tiny_pair
 
@@ -20,7 +21,7 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     def decode(wanted):
         schedule = wanted and Schedule(wanted)
         return transformers_loop("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
-            [1, 2], 3, "code"
+            Task([1, 2], 3)
         )
 
     for wanted, most in ((None, 1), (tokens, tokens), (None, 1)):
@@ -34,7 +35,7 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
 
 def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_and_in_fewer_passes():
     target, _ = tiny_pair(12, scale=30.0)
-    plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)([1, 2, 3], 0, "code")
+    plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)(Task([1, 2, 3]))
     assert (
         plain.tokens == plain.steps == plain.nodes == 49
         and plain.accepted == {"0": 49}
@@ -42,7 +43,7 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
     )
     measured = [
         transformers_loop("x", target, SamplingSetting(0.0), 50, **Lookup(n, 2)._asdict())(
-            [1, 2, 3], 0, "code"
+            Task([1, 2, 3])
         )
         for n in (1, 8)
     ]

@@ -19,8 +19,8 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.actions import tree_index
-from nde_talf.decoding.common.files import read_json
 from nde_talf.draft_training.head_draft import HeadDraft
+from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -31,9 +31,9 @@ from nde_talf.evaluation.methods import (
     plan_methods,
     selector_title,
 )
-from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
-from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration
+from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration, read_tuned
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -47,7 +47,15 @@ GREEDY, PROMPT = SamplingSetting(0.0), [1, 2, 3]
 def bench(tmp_path):
     tuner = Tuner(tmp_path / "tuned.json", 12, [PROMPT, [4, 5]])
     labels = StaticTrees.of(roots(BEST), TABLE, SETTING)
-    return Bench(*tiny_pair(40), SETTING, tuner, labels, kinds=["code", "prose"])
+    target, draft = tiny_pair(40)
+    return Bench(
+        target=target,
+        draft=draft,
+        setting=SETTING,
+        tune=tuner,
+        labels=labels,
+        kinds=["code", "prose"],
+    )
 
 
 def at(bench, setting, **changed):
@@ -125,7 +133,7 @@ def test_a_selector_chooses_or_is_its_static_export(bench):
     assert plan.exports == exports and plan.learned == {title}
     assert plan.same == {exports[selector_title("specinfer")]: "SpecInfer (1, 0, 4)"}
     assert list(plan.methods)[2:] == ["SpecInfer (1, 0, 4)", exports[selector_title("gbv")], title]
-    record = plan.methods[title](PROMPT, 0, "code")
+    record = plan.methods[title](Task(PROMPT))
     assert sum(record.actions.values()) == record.steps == sum(record.accepted.values())
     assert record.cpu_seconds > 0
 
@@ -136,26 +144,26 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
 
     def candidate(seconds):
         def make(title, new_tokens):
-            def generate(prompt, seed, kind):
+            def generate(task):
                 if new_tokens > WARM_UP:
-                    tried.append((seconds, prompt[0]))
+                    tried.append((seconds, task.tokens[0]))
                 return SimpleNamespace(tokens=10, seconds=float(seconds))
 
             return generate
 
-        return Candidate(make)
+        return Candidate(f"takes {seconds} s", make, {"seconds": seconds})
 
     tune = Tuner(tmp_path / "tuned.json", 12, [[1], [2], [3]])
-    grid = {f"takes {n} s": candidate(n) for n in range(12, 0, -1)}
-    assert tune("role", grid) == "takes 1 s"
+    method = Method("key", "role", [candidate(n) for n in range(12, 0, -1)], learned=True)
+    assert tune(method).options == {"seconds": 1}
     counts = [[prompt for _, prompt in tried].count(n) for n in (1, 2, 3)]
     assert counts == [12, 6, 3] and {n for n, prompt in tried if prompt == 3} == {1, 2, 3}
-    assert tune("role", grid) == "takes 1 s" and len(tried) == 21
-    assert read_json(tune.file) == {"role": "takes 1 s"}
-    del grid["takes 1 s"]
-    assert tune("role", grid) == "takes 2 s"  # another grid than the file knows
+    assert tune(method) is method.grid[-1] and len(tried) == 21
+    assert read_tuned(tune.file) == {"key": {"seconds": 1}}
+    fewer = method._replace(grid=method.grid[:-1])
+    assert tune(fewer).options == {"seconds": 2}  # another grid than the file knows
     plan = Plan()
-    plan.add(Method("role", grid, learned=True), tune)
+    plan.add(fewer, tune)
     assert plan.roles == {"role": "takes 2 s"} and plan.learned == {"takes 2 s"}
 
 
@@ -170,7 +178,9 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
     plan = plan_methods(greedy, {"selector", "rules", "baselines", "policies"})
     names = list(plan.methods)
     assert greedy.labels is None and names[:2] == [BASELINE, CONTROL]
-    assert plan.methods[names[2]].decoder.policy is PICKED[names[2]]
+    policies = {tree.title: tree.policy for tree in PICKED}
+    assert plan.methods[names[2]].decoder.policy is policies[names[2]]
+    assert picked(read_tuned(greedy.tune.file)[STATIC_TREE.format("greedy")]) is policies[names[2]]
     assert names[3:] == ["Beam", "DySpec"]
     assert plan.methods["DySpec"].decoder.draft_setting == SamplingSetting(0.3)
     assert len({str(text) for text in texts(plan, names)}) == 1
@@ -184,8 +194,8 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
     plain = texts(plan_methods(tuned, set()), [BASELINE])[0]
     for method in (*parametrised(tuned), *GROUPS["ngram"](tuned)):
         assert len(method.grid) >= 12
-        few = list(method.grid)[:: len(method.grid) // 4]
-        for text in texts(Plan({t: method.grid[t].make(t, 12) for t in few}), few):
+        few = {each.title: each for each in method.grid[:: len(method.grid) // 4]}
+        for text in texts(Plan({title: each.generator(12) for title, each in few.items()}), few):
             assert len(text) == len(plain) and (setting != GREEDY or text == plain)
 
 
@@ -196,14 +206,14 @@ def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
     names = list(plan.methods)
     assert names[3] == PLAIN and assisted_title(None) in (names[2], names[5])
     assert plan.roles["Traversal, TALF head, best static"] in plan.learned
-    assert all(method(PROMPT, 0, "code").tokens >= 11 for method in plan.methods.values())
+    assert all(method(Task(PROMPT)).tokens >= 11 for method in plan.methods.values())
     ours = [name for name in names if not name.startswith("transformers")]
     assert len({str(text) for text in texts(plan, ours)}) == 1
 
 
 @pytest.mark.slow
 def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):
-    alone = Bench(bench.target, None, GREEDY, bench.tune)
+    alone = Bench(target=bench.target, draft=None, setting=GREEDY, tune=bench.tune)
     plan = plan_methods(alone, {"ngram", "transformers"})
     assert [name.split(" (")[0] for name in plan.methods] == [
         "autoregressive",
@@ -218,12 +228,15 @@ def test_static_trees_of_a_head_in_a_draft_models_place_are_timed_and_named_afte
     headed = replace(bench, draft=HeadDraft(random_head(bench.target)))
     plan = plan_methods(headed, {"selector", "head"})
     (name,) = [*plan.methods][2:]
-    grid = headed.best_static("traversal").grid
-    assert name in grid and name in plan.learned and len(grid) == 3
-    assert all(title.startswith("Traversal, TALF head (") for title in grid)
+    titles = [each.title for each in headed.best_static("traversal").grid]
+    assert name in titles and name in plan.learned and len(titles) == 3
+    assert all(title.startswith("Traversal, TALF head (") for title in titles)
     greedy = at(headed, GREEDY)
-    title = greedy.tune("role", greedy.best_static("traversal").grid)
-    assert PICKED[title.removesuffix(", TALF head")] is picked({"role": title}, head=True)
+    method = greedy.best_static("traversal")
+    chosen = greedy.tune(method)
+    assert method.key == HEAD_TREE and read_tuned(greedy.tune.file)[HEAD_TREE] == chosen.options
+    policies = {tree.title: tree.policy for tree in PICKED}
+    assert picked(chosen.options) is policies[chosen.title.removesuffix(", TALF head")]
 
 
 def test_static_trees_are_ranked_by_labels(bench):
