@@ -1,4 +1,4 @@
-"""Drafts and how they learn: small language models trained and distilled here, EAGLE-style heads.
+"""Training of drafts: small language models, distilled or not, and EAGLE-style draft heads.
 
 Imports `data` and `decoding`.
 """

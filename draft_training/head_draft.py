@@ -1,9 +1,9 @@
 """A draft head as the draft of stages latency and traces, in the place of a small language model.
 
-The head's row of a token pairs it with the feature one token earlier: the target's, where the
-target has been, and below a root the head's own at the parent. So in a super-tree it runs level by
-level, and along a trajectory of L tokens it has L - 1 rows. Its hidden state at a token is the
-output of the token's row; there is none at the first.
+The head's row of a token pairs it with the feature one token earlier: along the text the target's,
+below a root the head's own at the parent. So it runs super-trees level by level, and a trajectory
+of L tokens has L - 1 rows. Its hidden state at a token is the output of the token's row; the first
+token has none.
 """
 
 import torch
@@ -20,7 +20,7 @@ from nde_talf.draft_training.targets.target_trees import target_features
 
 
 class HeadDraft:
-    """A head with what the stages ask of a draft model. Attributes are those of `CausalModel`."""
+    """A head with the interface of a draft model in the stages. Attributes: see `CausalModel`."""
 
     form = "masks"
 
@@ -42,20 +42,20 @@ class HeadDraft:
         return HeadPrefix(self, target)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of output features [..., H]."""
+        """Return logits [..., V] of output features [..., H]."""
         return self.head.logits(hidden)
 
     def hidden(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
-        """Run rows of features 0, [B, n, H]: the time does not depend on the features."""
+        """Run rows [B, n] of zero features: the time does not depend on features."""
         blank = torch.zeros(self.hidden_size, dtype=self.dtype, device=self.device)
         features = blank.expand(*tokens.shape, -1)
         return self.head(tokens, positions, mask, cache, features)
 
 
 class HeadPrefix(Prefix):
-    """A trajectory inside a head. features: [L, H], what its rows take of the target."""
+    """A trajectory in a head. features: the target's, combined, [L, H]."""
 
     def __init__(self, model: HeadDraft, target: Prefix):
         head, tokens = model.head, target.tokens.to(model.device)
@@ -70,7 +70,7 @@ class HeadPrefix(Prefix):
         self.hidden = F.pad(outputs, (0, 0, 1, 0))
 
     def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "HeadRows":
-        """See `Prefix.rows`. The roots are no first tokens."""
+        """See `Prefix.rows`. A first token is no root."""
         return HeadRows(self, roots, layout)
 
 
@@ -84,7 +84,7 @@ class HeadRows(SuperTreeRows):
     def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
         """See `SuperTreeRows.run`.
 
-        Without `above` it is the root's row, which takes the target's feature.
+        Without `above`: the root's row, with the target's feature.
         """
         features = self._at_roots[:, None] if above is None else above
         return self._head(*self._place(tokens), self.cache, features)

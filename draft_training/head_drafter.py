@@ -1,8 +1,8 @@
 """EAGLE's drafter: drafts from the target's features, and after drafted tokens from its own.
 
-The entry of a token pairs it with the feature one token earlier. So committing takes the target's
-features, and every tree row, whose key came from a fed-back feature, is dropped and run again with
-them; expanding feeds back the parent's output.
+The entry of a token pairs it with the feature one token earlier. Expanding a tree feeds back the
+parent's output. Committed tokens are run again with the target's features, so all rows of a tree
+are dropped after each step.
 """
 
 from functools import partial
@@ -27,8 +27,7 @@ from nde_talf.draft_training.model.head_forward import run_native
 class EagleDrafter(SessionDrafter):
     """A `Drafter` around `head`.
 
-    `DraftPoint.hidden` is the head's output feature, [H] of the target. static: its passes are of
-    these shapes.
+    `DraftPoint.hidden` is the head's output feature [H]. static: shapes of all passes.
     """
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
@@ -53,8 +52,8 @@ class EagleDrafter(SessionDrafter):
     ) -> None:
         """See `Drafter.start`.
 
-        A prompt of one token leaves the head nothing to say at it: there `previous` is no feature
-        and a uniform q.
+        After a prompt of one token the head has no entry: `previous` is then a zero feature with a
+        uniform q.
         """
         self._begin(setting)
         size, vocabulary = self.head.config.hidden_size, self.vocab_size
@@ -81,7 +80,7 @@ class EagleDrafter(SessionDrafter):
         return q.new_zeros(len(q), self.vocab_size).index_copy_(-1, vocabulary, q)
 
     def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
-        """The output feature of every node's parent."""
+        """Return the output feature of every node's parent."""
         states = torch.cat(self._states)  # the root's first
         at = upload(torch.tensor([1 + parent for parent in parents]), states.device)
         return {"features": states.index_select(0, at)[None]}

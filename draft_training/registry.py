@@ -1,4 +1,4 @@
-"""Names of what a training can choose: losses, and layers of draft heads. Imports no torch."""
+"""Registries of losses and of draft heads' layers, by name. Imports no torch."""
 
 from nde_talf.decoding.registry import Registry
 

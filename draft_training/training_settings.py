@@ -1,4 +1,4 @@
-"""Settings of trainings, of small language models and of draft heads, and which exclude each other.
+"""Settings of trainings, of small language models and of draft heads, with their contradictions.
 
 Imports no torch.
 
@@ -30,9 +30,9 @@ from nde_talf.decoding.common.settings import (
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-"""Names of what a head on three layers may do beside EAGLE-3's, as vLLM and speculators call it."""
+"""Options of a head on three layers beyond EAGLE-3's, as vLLM and speculators name them."""
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
-"""Lightning's names of precisions, or what the machine is asked for."""
+"""Lightning's names of precisions; auto asks the machine."""
 
 OPERATIONAL = ("checkpoint_seconds",)
 """Keys of a training that may differ where it is resumed."""
@@ -47,7 +47,7 @@ class TalfLoss:
     k: Annotated[int, Field(ge=1, le=1000)] = 4
     """Nodes of a tree at each depth, and candidates of each node."""
     depth: Annotated[int, Field(ge=1, le=64)] = 3
-    """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
+    """Draft passes of a tree: the root, its children and so on. Each has a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
 
@@ -90,7 +90,7 @@ class HassLoss(EagleLoss):
     name: Literal["hass"] = "hass"  # type: ignore[assignment]
     """Chooses this loss."""
     depth: Annotated[int, Field(ge=1, le=64)] = 3
-    """Draft passes along the text (HASS's align steps). Each carries a loss."""
+    """Draft passes along the text (HASS's align steps). Each has a loss."""
     detach_features: bool = True
     """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as
     HASS is printed.
@@ -98,7 +98,7 @@ class HassLoss(EagleLoss):
     distillation: Amount = 10.0
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
     top: Number = 10
-    """Tokens that distillation takes (HASS's K)."""
+    """Number of tokens in the distillation term (HASS's K)."""
 
 
 Loss = Annotated[TalfLoss | HassLoss | EagleLoss, Field(discriminator="name")]
@@ -111,18 +111,18 @@ class TrainingConfig:
     steps: Count = 200
     """Optimiser steps."""
     batch: Batch = 4
-    """Rows in a pass of the model. The length of a row is that of the packed tokens."""
+    """Rows in a pass of the model, each as long as the packed rows."""
     lr_muon: Rate = 0.02
     """Peak learning rate of the matrices that Muon trains."""
     lr_adam: Rate = 0.006
-    """Peak learning rate of what AdamW trains.
+    """Peak learning rate of the parameters that AdamW trains.
 
     The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4.
     """
     warm_up: Natural = 10
     """Steps over which the learning rates rise linearly; at most half of all steps.
 
-    A head's do so again where trees begin.
+    A head's rates rise a second time at the step where trees begin.
     """
     gradient_clip: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Largest norm of the gradients in a step, for each optimiser on its own.
@@ -136,8 +136,9 @@ class TrainingConfig:
     Muon computes in bfloat16 under bf16-mixed, else in float32.
     """
     checkpoint_seconds: Annotated[float, Field(ge=0, le=MANY)] = 10.0
-    """A checkpoint is written at the first step that ends this long after the last one, or later,
-    where writing them would take more than 2 % of the time. 0: after every step.
+    """Seconds between checkpoints; more where writing them would take over 2 % of the time.
+
+    0: after every step.
     """
     seed: Seed = 0
     """Seed of the initial weights, the order of the rows and the choice of roots."""
@@ -150,17 +151,17 @@ class LanguageModelConfig(TrainingConfig):
     """A Llama and the recipe that trains it. Lengths are in tokens, batches in rows."""
 
     hidden: Annotated[int, Field(ge=2, le=65_536)] = 192
-    """Numbers of a hidden state."""
+    """Size of a hidden state."""
     layers: Annotated[int, Field(ge=1, le=1000)] = 12
     """Decoder layers."""
     heads: Annotated[int, Field(ge=1, le=1024)] = 3
     """Attention heads of a layer, which divide `hidden` into even parts."""
     intermediate: Number = 512
-    """Numbers between the two halves of a layer's MLP."""
+    """Size of the hidden layer of an MLP."""
     max_length: Annotated[int, Field(ge=2, le=10_000_000)] = 2048
     """Longest context (max_position_embeddings)."""
     batch: Batch = 16
-    """Rows in a step. The length of a row is that of the packed tokens."""
+    """Rows in a step, each as long as the packed rows."""
     warm_up: Natural = 20
     """Steps over which the learning rates rise linearly."""
 
@@ -210,8 +211,8 @@ class HeadConfig(TrainingConfig):
     """With features=three, norms beside EAGLE-3's (EAGLE 3.1 has fc_norm and norm_output).
 
     `norm_before_fc`: one over the three concatenated features. `fc_norm`: one over each of them.
-    `norm_output`: what is fed back after drafted tokens is the output after the final norm.
-    `norm_before_residual`: what attention is added to is normed too.
+    `norm_output`: the output after the final norm is fed back after drafted tokens.
+    `norm_before_residual`: the residual that attention is added to is normed too.
     """
     draft_vocab: Annotated[str | int | float | None, AfterValidator(_some_tokens)] = "auto"
     """Tokens that the head can draft, the most frequent of the training rows: their number
@@ -222,14 +223,14 @@ class HeadConfig(TrainingConfig):
     start keeps the vocabulary that it has.
     """
     warm_start: Place | None = None
-    """Folder of an exported head to begin with, in place of random weights."""
+    """Folder of an exported head: the training starts from its weights, not from random ones."""
     roots: Annotated[int, Field(ge=0, le=1_000_000)] = 32
     """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the
     paper.
 
     The loss at depth 0 takes all roots in any case, and the expected loss does not depend on this;
-    its noise does. With 8 roots of 256 it was so noisy that trees made depth 0 worse (overlap 0.70
-    against 0.76 with 32).
+    its noise does. With 8 roots of 256 the noise was so large that trees made depth 0 worse
+    (overlap 0.70 against 0.76 with 32).
     """
     chain_fraction: Fraction = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone.
@@ -246,7 +247,7 @@ class HeadConfig(TrainingConfig):
     devices: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that train together, each with a full head on a device of its own.
 
-    A step has so many times as many rows.
+    A step then has `devices` times as many rows.
     """
     gradient_clip: Annotated[float, Field(gt=0, le=1e9)] | None = 1.0
     """Largest norm of the gradients in a step, for each optimiser on its own.
@@ -254,8 +255,9 @@ class HeadConfig(TrainingConfig):
     None does not clip: then the loss may rise a thousandfold where trees begin.
     """
     held_out_rows: Natural = 0
-    """Rows that the figures of the trained head are computed on, and as many others for
-    `evaluate_every`. 0: 12, or fewer, so that the figures take a tenth of the training's time.
+    """Rows for the figures of the trained head, and as many others for `evaluate_every`.
+
+    0: 12, or fewer, so that the figures take a tenth of the training's time.
     """
     evaluate_every: Natural = 0  # type: ignore[misc]
     """Steps from one evaluation on held-out rows to the next.

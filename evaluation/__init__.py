@@ -1,1 +1,1 @@
-"""The benchmark of decoding methods, its report, recommendations and the losslessness check."""
+"""Benchmark of decoding methods, report, recommendations, and the test of losslessness."""

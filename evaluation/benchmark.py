@@ -1,4 +1,4 @@
-"""Decoding methods timed side by side, as `nde_talf.evaluation.protocol` says, and their records.
+"""Decoding methods timed side by side by `nde_talf.evaluation.protocol`, and their records.
 
 A method has a title and a function that generates.
 """
@@ -17,7 +17,7 @@ from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.common.typed import typed
 from nde_talf.decoding.sampling import SamplingSetting
 
-PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
+PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than any number of prompts
 
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -26,7 +26,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Task(NamedTuple):
-    """One generation that a method is asked for.
+    """One generation to run.
 
     Attributes:
         tokens: of the prompt.
@@ -53,7 +53,7 @@ class Record:
         prompt: id of the prompt.
         kind: domain of the prompt.
         tokens: committed by `steps` target passes after the prefill, whose token is not counted, up
-            to and with the end of the text.
+            to and including the end of the text.
         steps: target passes.
         nodes: of all trees, roots included.
         seconds: of these steps, by the wall clock.
@@ -61,8 +61,8 @@ class Record:
         actions: steps by tree, of a policy that chooses.
         pass_: number of the pass over the prompts; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
-        accepted: steps by how many drafted tokens they accepted; the end of a text counts as the
-            last step's own token, drafted or not.
+        accepted: steps by number of accepted drafted tokens; the end of a text counts as the last
+            step's own token, drafted or not.
         ended: whether an end token ended the text, and not the number of tokens.
         outside: whether transformers' own loop decoded it.
     """
@@ -89,14 +89,14 @@ class Record:
         return self.prompt, self.pass_
 
     def line(self) -> str:
-        """As one line of JSON."""
+        """Write it as one line of JSON."""
         content = asdict(self)
         content["pass"] = content.pop("pass_")
         return json.dumps(content)
 
     @classmethod
     def of_line(cls, line: str) -> "Record":
-        """Raises ValueError for a line that holds no record."""
+        """Read a line. Raises ValueError for one that holds no record."""
         record: Record = typed(json.loads(line), cls)
         if len({bool(n) for n in (record.steps, record.tokens, record.seconds)}) > 1:
             raise ValueError("steps, tokens and seconds are not 0 together")
@@ -116,11 +116,10 @@ def run_benchmark(
 ) -> None:
     """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times.
 
-    One JSON line a generation is appended to `records`. A block whose lines are all there is not
-    run again; a block that was cut short is run again in full, so that its methods are always
-    measured side by side. The order within a block is drawn by its seed: in a fixed or rotating
-    order every method would follow the same other one, and find that one's data in the machine's
-    caches.
+    One JSON line per generation is appended to `records`. Complete blocks are not run again; a
+    block that was cut short is run again in full, so that its methods are always measured side by
+    side. The order within a block is drawn by its seed: in a fixed or rotating order every method
+    would follow the same other one, and find its data in the machine's caches.
     """
     names = list(methods)
     done = finished_blocks(records, str(setting), names)
@@ -142,15 +141,15 @@ def run_benchmark(
 
 
 def block_seed(seed: int, number: int, index: int) -> int:
-    """The seed of prompt `index` in pass `number`."""
+    """Return the seed of prompt `index` in pass `number`."""
     return seed + number * PASS_SEEDS + index
 
 
 def read_records(records: Path) -> Iterator[Record]:
-    """The records of a file.
+    """Yield the records of a file.
 
-    The last line of a killed run may be cut and is passed over. So is any other damaged line, with
-    a notice: its block is decoded again.
+    A killed run may leave a cut last line, which is skipped. So is any other damaged line, with a
+    notice: its block is decoded again.
     """
     if not records.exists():
         return
@@ -167,9 +166,9 @@ def read_records(records: Path) -> Iterator[Record]:
 
 
 def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:
-    """Blocks (prompt, pass) that every method has one record for under `setting`.
+    """Return the blocks (prompt, pass) with one record of every method under `setting`.
 
-    Records of its other blocks, and a cut line, are dropped from the file.
+    Records of the setting's other blocks, and a cut line, are dropped from the file.
     """
     recorded = list(read_records(records))
     by_block: dict[tuple[str, int], list[str]] = {}

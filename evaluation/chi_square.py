@@ -1,4 +1,4 @@
-"""Pearson's chi-square test of samples against a known law, and the bias that it would find."""
+"""Pearson's chi-square test of samples against a known law, and its smallest detectable bias."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -8,16 +8,16 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2
 
 EXPECTED = 5.0
-"""Outcomes that are expected less often are counted together."""
+"""Outcomes expected less often share a bin."""
 LEVEL = 1e-6
-"""Probability of an alarm about samples that do follow the law."""
+"""Probability of a false alarm."""
 
 
 def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
-    """Return by outcome the number of its bin: one of its own, or the last for the rare ones.
+    """Return the bin of each outcome: one of its own, or the last, shared by rare outcomes.
 
-    Rare outcomes are expected less than `EXPECTED` times. Where they are expected less than that
-    even together, they share the last bin of an outcome.
+    Rare outcomes are expected less than `EXPECTED` times. If that holds even for all of them
+    together, they join the last bin of a common outcome.
     """
     common = [outcome for outcome, chance in law.items() if chance * samples >= EXPECTED]
     rest = sum(chance for chance in law.values() if chance * samples < EXPECTED)
@@ -26,13 +26,13 @@ def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
 
 
 def p_value(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
-    """Return how probable samples of `law` are to be as far from it as `counts`, or farther.
+    """Return the p-value of `counts` under `law`; 0 for an impossible outcome.
 
-    Far means the sum of (observed - expected)² / expected over the bins, which follows chi-square.
-    0 for an impossible outcome.
+    The statistic is the sum of (observed - expected)² / expected over the bins, which follows
+    chi-square.
 
     Args:
-        counts: outcome -> how often.
+        counts: outcome -> count.
         law: outcome -> probability above 0.
     """
     if counts.keys() - law.keys():
@@ -48,10 +48,10 @@ def p_value(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
 
 
 def smallest_bias(samples: int, law: Mapping[Any, float]) -> float:
-    """Return the total variation (between bins) that gives the alarm with probability 0.99.
+    """Return the total variation (between bins) that raises the alarm with probability 0.99.
 
-    Whatever the bias' shape: under a law p + d the statistic is about noncentral chi-square, with
-    noncentrality n sum(d² / p) >= n (sum |d|)² = 4 n TV² (Cauchy and Schwarz).
+    For every shape of the bias: under a law p + d the statistic is about noncentral chi-square,
+    with noncentrality n sum(d² / p) >= n (sum |d|)² = 4 n TV² (Cauchy and Schwarz).
     """
     degrees = max(bins(law, samples).values())
     if not degrees:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
-    """Everything by name. threads: of the CPU while timing."""
+    """Return all circumstances by name. threads: of the CPU while timing."""
     return {
         "date": datetime.now().astimezone().isoformat(" ", "minutes"),
         "command": command(),
@@ -31,9 +31,9 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
 
 
 def command() -> str:
-    """Return the command of this process, with what a run's record adds, for others to read.
+    """Return the command of this process, with arguments added from a run's record.
 
-    Of a value that is an absolute path the last name is left.
+    Absolute paths are cut to their last name.
     """
     place = r"^(\w[\w.]*=)['\"]?/(?:.*/)?([^/'\"]*)/?['\"]?$"
     given = [re.sub(place, r"\1.../\2", each) for each in sys.argv[1:]]
@@ -41,7 +41,7 @@ def command() -> str:
 
 
 def conditions(device: str, dtype: str, threads: int) -> str:
-    """Batch size, dtype and machine, as a sentence names them."""
+    """Return batch size, dtype and machine as a phrase."""
     machine = f"{cpu_model()}, {threads} thread{'' if threads == 1 else 's'}"
     if device.startswith("cuda"):
         machine = torch.cuda.get_device_name(device)
@@ -49,7 +49,7 @@ def conditions(device: str, dtype: str, threads: int) -> str:
 
 
 def code() -> str:
-    """The commit of the source tree and whether files changed since, or the package's version."""
+    """Return the source tree's commit, marked dirty after changes, or the package's version."""
     if (ROOT / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
             commit = _git("rev-parse", "--short=12", "HEAD")
@@ -61,7 +61,7 @@ def code() -> str:
 
 
 def _git(*question: str) -> str:
-    """Ask git, which writes nothing for it (its describe and diff would write an index)."""
+    """Run a git command that writes nothing (describe and diff would write an index)."""
     asked = ["git", "--no-optional-locks", *question]
     return subprocess.check_output(
         asked, cwd=ROOT, text=True, timeout=10, stderr=subprocess.DEVNULL

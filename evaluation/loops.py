@@ -1,8 +1,8 @@
 """The two loops that the benchmark times: ours, and transformers' generation on the same models.
 
 transformers decodes plainly, with a draft model (assisted generation), or by prompt lookup, which
-needs no draft. It reads the schedule of an assisted generation in the draft's generation_config
-alone: as arguments of `generate` its keys have no effect.
+needs no draft. It reads an assisted generation's schedule only from the draft's generation_config:
+as arguments of `generate` these keys have no effect.
 """
 
 import time
@@ -44,7 +44,7 @@ TITLES = {
     "traversal": "Traversal",
     "gbv": "GBV",
 }
-"""Verification rules in tables."""
+"""Titles of verification rules in tables."""
 ASSISTED, LOOKUP, PLAIN = (
     "transformers assisted",
     "transformers prompt lookup",
@@ -54,7 +54,7 @@ ASSISTED, LOOKUP, PLAIN = (
 
 @dataclass
 class Speculative:
-    """Our loop as a method: generates after a prompt, and records what it took.
+    """Our loop as a method.
 
     A text ends at the target's end tokens, or after `new_tokens`.
     """
@@ -66,12 +66,12 @@ class Speculative:
 
     @property
     def chosen(self) -> Counter[int]:
-        """Steps by the action that a selector chose for them; empty without one."""
+        """Steps by a selector's action; empty without a selector."""
         policy = self.decoder.policy
         return policy.counts if isinstance(policy, NeuralPolicy) else Counter()
 
     def __call__(self, task: Task) -> Record:
-        """Generate after a prompt."""
+        """Generate, and record tokens, steps and seconds."""
         stream = self.blocks(task.tokens, task.seed)
         self.chosen.clear()
         next(iter(stream))  # the prefill
@@ -99,12 +99,12 @@ class Speculative:
         )
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
-        """Return the generation after a prompt, a stream of blocks."""
+        """Return a generation after a prompt, as a stream of blocks."""
         ends = self.decoder.target.ends
         return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed), ends)
 
     def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
-        """Yield the blocks of that generation, each with the tree that a selector chose, or ""."""
+        """Yield the blocks of a generation, each with its selector's tree, or ""."""
         self.chosen.clear()
         for block in self.blocks(prompt, seed):
             yield block, "".join(str(tuple(TREES[index])) for index in self.chosen)
@@ -116,14 +116,13 @@ def _counted(lengths: Iterable[int]) -> dict[str, int]:
 
 
 class Schedule(NamedTuple):
-    """Tokens drafted a step, by the names of transformers' generation_config.
+    """Tokens drafted per step, with the names of transformers' generation_config.
 
     Attributes:
         num_assistant_tokens: of the first step.
         num_assistant_tokens_schedule: constant, or heuristic (two more after a step that accepted
             all, else one less).
-        assistant_confidence_threshold: nothing is drafted after a token that the draft holds less
-            likely.
+        assistant_confidence_threshold: drafting stops after a token of lower probability.
     """
 
     num_assistant_tokens: int
@@ -132,7 +131,7 @@ class Schedule(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Options of prompt lookup, by their names in `generate`."""
+    """Options of prompt lookup, with the names of `generate`."""
 
     prompt_lookup_num_tokens: int
     max_matching_ngram_size: int
@@ -147,12 +146,12 @@ SCHEDULES = (
     *(Schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
     *(Schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
 )
-"""The grid of assisted generation: as many as there are trees for a head."""
+"""The grid of assisted generation, as large as `UNLABELLED_TREES`."""
 LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 4, 10))
 
 
 def assisted_title(schedule: Schedule | None) -> str:
-    """Name of assisted generation with its schedule."""
+    """Return the title of assisted generation with a schedule."""
     if schedule is None:
         return f"{ASSISTED} (default schedule)"
     tokens, kind, threshold = schedule
@@ -165,16 +164,16 @@ def assisted_title(schedule: Schedule | None) -> str:
 
 
 def lookup_title(lookup: Lookup) -> str:
-    """Name of prompt lookup with its sizes."""
+    """Return the title of prompt lookup with its sizes."""
     tokens, size = lookup
     return f"{LOOKUP} ({tokens} tokens, n up to {size})"
 
 
 @contextmanager
 def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
-    """Give the draft's generation_config a schedule inside.
+    """Set a schedule in the draft's generation_config inside the block.
 
-    It is put back after, since transformers writes there what it has adapted.
+    The old one is restored: transformers writes adapted values into it.
     """
     module, before = draft.module, draft.module.generation_config
     module.generation_config = deepcopy(before)
@@ -187,7 +186,7 @@ def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
 
 
 class PassClock:
-    """Watches the target's passes: when the first one ended, and what every later one held."""
+    """Records the target's passes: end of the first, and sizes of all."""
 
     def __init__(self, target: CausalModel):
         self.target, self.now = target, synchronised(time.perf_counter, target.device)
@@ -197,7 +196,7 @@ class PassClock:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count the passes made inside."""
+        """Record the passes inside the block."""
         body = self.target.body
         before = body.register_forward_pre_hook(self._before, with_kwargs=True)
         after = body.register_forward_hook(self._after)
@@ -217,7 +216,7 @@ class PassClock:
 
 
 class _Enough(MaxLengthCriteria):
-    """Ends a text at a number of tokens. Given transformers' own class, `generate` would warn."""
+    """Ends a text at a number of tokens; with transformers' own class `generate` would warn."""
 
 
 def generated(
@@ -228,10 +227,10 @@ def generated(
     room: int = 0,
     **options: Any,
 ) -> Tensor:
-    """Return [1, n]: a prompt, and what transformers' `generate(**options)` writes after it.
+    """Return a prompt and the output of transformers' `generate(**options)` after it, [1, n].
 
-    It ends at the target's end tokens. room: the last step may write so many tokens more, as our
-    own does; without, it drafts less.
+    It ends at the target's end tokens. room: extra tokens that the last step may write, as ours
+    does; without it the last step drafts less.
     """
     ids = torch.tensor([prompt], device=target.device)
     return target.module.generate(
@@ -255,11 +254,11 @@ def transformers_loop(
     schedule: Schedule | None = DEFAULT,
     **options: Any,
 ) -> Generate:
-    """`target.generate(**options)`, with a draft model by a schedule; plain decoding without both.
+    """Make a method of `target.generate(**options)`, with a draft model by a schedule if given.
 
-    Its first target pass holds the prompt, and a first draft where one comes before it. As for our
-    own methods, that pass and the tokens it gives are not counted: the clocks start when it ends,
-    and what was committed is read off the cache before every later pass.
+    Its first target pass holds the prompt, and perhaps a first draft. As in our own methods, this
+    pass and its tokens are not counted: the clocks start when it ends, and committed tokens are
+    read off the cache before every later pass.
     """
     around: Callable[[], AbstractContextManager] = nullcontext
     if draft is not None:
@@ -276,7 +275,7 @@ def transformers_loop(
         text = up_to_end(out[0, len(prompt) :].tolist(), target.ends)
         # All committed tokens but the last are in the cache when a pass begins.
         committed = [length + 1 for length in passes.cached[1:]] + [len(prompt) + len(text)]
-        if len(committed) == 1:  # the first pass, which does not count, wrote all
+        if len(committed) == 1:  # the uncounted first pass wrote all
             seconds = cpu = 0.0
         return Record(
             setting=str(setting),

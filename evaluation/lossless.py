@@ -1,14 +1,12 @@
-"""Is my engine lossless?
-
-`python -m nde_talf.evaluation.lossless engine=vllm` says so, or finds the bias.
+"""Test whether an engine is lossless: `python -m nde_talf.evaluation.lossless engine=vllm`.
 
 Two tests of an engine under its speculative settings:
 
 1. It samples many short texts from a tiny model, whose law is known exactly. A chi-square test
-   compares the joint law of the first tokens, since a bias may show in how tokens go together. The
-   smallest bias that the test would have found is printed.
-2. With `target` and `draft` it continues real text greedily. Every text has to be that of plain
-   decoding up to its end, but for tokens whose two best logits are nearly equal.
+   compares the joint law of the first tokens, since a bias may show in pairs of tokens alone. The
+   smallest detectable bias is printed.
+2. With `target` and `draft` it continues real text greedily. Every text must equal plain decoding's
+   up to its end, except for tokens whose two best logits are nearly equal.
 
 engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function
 takes the folders of target and draft and returns sample(prompts, new_tokens, setting, seed) -> the
@@ -53,27 +51,23 @@ Texts = list[list[int]]
 Sample = Callable[[Texts, int, SamplingSetting, int], Texts]
 Law = dict[tuple[int, ...], float]
 NOISE = 0.1
-"""By which the weights of the tiny draft differ from its target, whose own are of size 0.3: most
-drafts are accepted.
-"""
+"""Noise of the tiny draft's weights, beside its target's of size 0.3: most drafts are accepted."""
 EQUAL = 1e-4
-"""Two best logits that are nearer, as a fraction of the largest, may change their order by
-rounding.
-"""
+"""Rounding may swap two best logits that are closer, as a fraction of the largest."""
 VOCABULARY = 4  # of the tiny model
-TESTED = 3  # first tokens, whose joint law is compared
+TESTED = 3  # first tokens in the joint law
 PROMPT = [token % VOCABULARY for token in (3, 1, 4, 1, 5, 9, 2, 6)]
 PROMPTS, NEW_TOKENS = 16, 48  # of the greedy test
 
 
 @settings()
 class LosslessConfig:
-    """Choose the engine, its draft and the number of samples."""
+    """Engine, draft and number of samples."""
 
     engine: Text = "nde"
     """nde, transformers, vllm, or module:function."""
     drafts: Annotated[str, one_of(("model", "ngram"))] = "model"
-    """Kind of draft: model (a draft model), or ngram, with engine=vllm or transformers."""
+    """model: a draft model; ngram: with engine=vllm or transformers."""
     speculate: Annotated[int, Field(ge=1, le=1000)] = 3
     """Tokens drafted at a time."""
     samples: Annotated[int, Field(ge=100, le=MANY)] = 4000
@@ -83,7 +77,7 @@ class LosslessConfig:
     top_k: int = 0
     seed: Seed = 0
     target: Text | None = None
-    """Folder of a model for the greedy test; null: there is none."""
+    """Folder of a model for the greedy test; null: no such test."""
     draft: Text | None = None
     """Folder of its draft."""
 
@@ -124,7 +118,7 @@ def tiny_pair(folder: Path, seed: int) -> tuple[str, str]:
 
 @torch.inference_mode()
 def exact_law(target: CausalModel, prompt: list[int], length: int, setting: SamplingSetting) -> Law:
-    """Compute the probability of every text of `length` tokens, by one plain pass over all."""
+    """Compute the probability of every text of `length` tokens, in one plain pass over all."""
     texts = list(product(range(target.vocab_size), repeat=length))
     ids = torch.tensor([[*prompt, *text] for text in texts])
     rows = warp(target.module(ids).logits[:, len(prompt) - 1 : -1].double(), setting)
@@ -221,12 +215,12 @@ def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
 
 
 def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
-    """Check that the joint law of the first tokens is the model's; with a sentence about it."""
+    """Test the joint law of the first tokens against the model's; return result and sentence."""
     target, draft = tiny_pair(folder, config.seed)
     setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
     plain = CausalModel.load(target, forward="transformers")
     law = exact_law(plain, PROMPT, TESTED, setting)
-    # More tokens than are tested: an engine may draft less where a text is about to end.
+    # More tokens than tested: an engine may draft less near the end of a text.
     sample = opened(config, target, draft)
     prompts, length = [PROMPT] * config.samples, TESTED + config.speculate + 1
     texts = sample(prompts, length, setting, config.seed)
@@ -248,7 +242,7 @@ def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
 
 
 def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
-    """Check that greedy texts after real text are those of plain decoding; with a sentence."""
+    """Compare greedy texts after real text with plain decoding's; return result and sentence."""
     model = _target(target, forward="transformers")
     tokenizer = load_tokenizer(target)
     prompts = real_prompts(tokenizer)
@@ -277,9 +271,9 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
 
 @torch.inference_mode()
 def first_difference(model: Model, prompt: list[int], text: list[int]) -> float | None:
-    """Return how far the logit of the first token that is not greedy lies below the largest.
+    """Return the margin of the best logit over the first token that is not greedy.
 
-    As a fraction of the largest size; None where all tokens are greedy.
+    As a fraction of the largest logit's size; None if all tokens are greedy.
     """
     ids = torch.tensor([[*prompt, *text]], device=model.device)
     logits = model.module(ids).logits[0, len(prompt) - 1 : -1]
@@ -290,7 +284,7 @@ def first_difference(model: Model, prompt: list[int], text: list[int]) -> float 
 
 
 def real_prompts(tokenizer: Any) -> list[list[int]]:
-    """Return the beginnings of texts that every machine has: the standard library's sources."""
+    """Return beginnings of the standard library's sources, which every machine has."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     prompts: list[list[int]] = []
     for path in sources[:: len(sources) // PROMPTS][:PROMPTS]:
@@ -301,7 +295,7 @@ def real_prompts(tokenizer: Any) -> list[list[int]]:
 
 
 def read_config(arguments: list[str]) -> LosslessConfig:
-    """Return the configuration that key=value arguments give.
+    """Read the configuration from key=value arguments.
 
     Raises UserError for an unknown key or a value of another type.
     """
@@ -313,7 +307,7 @@ def read_config(arguments: list[str]) -> LosslessConfig:
 
 
 def main(arguments: list[str]) -> int:
-    """Run both tests. Returns the exit status."""
+    """Run the tests; return the exit status."""
     if {"-h", "--help"} & set(arguments):
         keys = (f"  {field.name}={field.default}" for field in fields(LosslessConfig))
         print(__doc__, *keys, sep="\n")

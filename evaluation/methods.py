@@ -1,4 +1,4 @@
-"""The methods that the benchmark compares.
+"""Methods of the benchmark, in groups.
 
 To add a method, write a function that yields it and enter it in GROUPS.
 """
@@ -61,26 +61,25 @@ UNLABELLED_TREES = tuple(
     Action(*tree)
     for tree in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
 )
-"""The grid of static trees for a drafter or a setting without labels."""
-RERANKED = 3  # the best static trees by the labels that are timed, where everything is tuned
+"""Static trees to time for a drafter or a setting without labels."""
+RERANKED = 3  # best static trees by the labels to time where everything is tuned
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """The parts of the methods of one sampling setting.
+    """Parts of one sampling setting's methods.
 
     Attributes:
         target: the large model.
         draft: the small model, or the draft head in its place; None where nothing drafts.
-        setting: what the target samples under.
+        setting: of the target's sampling.
         tune: chooses among the candidates of a method.
-        labels: of training roots under the setting; None without a draft, or where it was not
-            traced.
-        draft_setting: what drafts are warped with, see `SpeculativeDecoder`; methods that labels
-            choose need the one that the labels were made with.
+        labels: of training roots under the setting; None without a draft or traces of the setting.
+        draft_setting: of drafts, see `SpeculativeDecoder`; trees chosen by labels need the labels'
+            own.
         policy_setting: the same for `policies`.
-        fixed: shapes of all passes; None: as they come.
+        fixed: shapes of all passes; None: dynamic.
         tuned: whether baselines with a parameter are tuned.
         rules: verification rules of the selectors, the main one first.
         selectors: by rule.
@@ -108,17 +107,17 @@ class Bench:
 
     @property
     def main(self) -> str:
-        """The rule of methods that need one."""
+        """The selectors' main rule."""
         return self.rules[0]
 
     @property
     def greedy(self) -> bool:
-        """True at temperature 0, where all rules accept the same tokens of the same draws."""
+        """True at temperature 0, where all rules accept the same tokens."""
         return self.setting.temperature == 0
 
     @property
     def assists(self) -> bool:
-        """Tell if transformers takes the pair: caches that it can cut, outputs of one size."""
+        """True if transformers takes the pair: caches that can be cut, equal output sizes."""
         return (
             isinstance(self.draft, CausalModel)
             and self.target.form == self.draft.form == "masks"
@@ -139,7 +138,7 @@ class Bench:
         drafter: Drafter | None = None,
         alike: Configuration | None = None,
     ) -> Candidate:
-        """A decoder of policy and rule. drafter: None for the pair's draft."""
+        """Make a candidate of our loop. drafter: None for the pair's draft."""
 
         def make(title: str, new_tokens: int) -> Generate:
             drafts = drafter
@@ -153,7 +152,7 @@ class Bench:
         return Candidate(title, make, options, alike)
 
     def theirs(self, title: str, draft: CausalModel | None = None, **options: Any) -> Candidate:
-        """Transformers' loop with these options: see `transformers_loop`."""
+        """Make a candidate of transformers' loop: see `transformers_loop`."""
         return Candidate(
             title,
             lambda title, n: transformers_loop(
@@ -168,12 +167,12 @@ class Bench:
     def static(
         self, title: str, rule: str, tree: Action, drafter: Drafter | None = None
     ) -> Candidate:
-        """One tree at every step."""
+        """Make a candidate with one tree at every step."""
         alike = configuration(rule, tree, HEAD if drafter else LM_DRAFT)
         return self.ours(title, Delayed(tree), rule, {"tree": [*tree]}, drafter, alike)
 
     def best_static(self, rule: str, head: Drafter | None = None) -> Method:
-        """A rule under its best static tree, with the draft model or the head.
+        """Make the method of a rule's best static tree, with the draft model or the head.
 
         At temperature 0 one of PICKED, by timing.
         """
@@ -196,7 +195,7 @@ class Bench:
         return Method(key, role, grid, learned=learned)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
-        """Tree of the fastest candidate of a method of static trees."""
+        """Return the tree of the fastest candidate of a method of static trees."""
         return Action(*self.tune(method, prompts).options["tree"])
 
 
@@ -239,7 +238,7 @@ class Plan:
 
 
 def plan_methods(bench: Bench, groups: set[str]) -> Plan:
-    """Plain decoding, the same again as the A/A control, and the methods of the groups."""
+    """Plan plain decoding, its A/A control, and the methods of the groups."""
     plan = Plan()
     for name in (BASELINE, CONTROL):
         plan.add(_only(name, bench.ours(name, Autoregressive(), "nss", {})), bench.tune)
@@ -251,12 +250,12 @@ def plan_methods(bench: Bench, groups: set[str]) -> Plan:
 
 
 def selector_title(name: str) -> str:
-    """The method of the selector of a rule, where it learned to choose."""
+    """Return the title of a rule's selector where it learned to choose."""
     return f"{TITLES[name]} + selector (NDE)"
 
 
 def assisted(bench: Bench) -> Iterator[Method]:
-    """Transformers' assisted generation, with the fastest schedule."""
+    """Yield transformers' assisted generation, with the fastest schedule."""
     if bench.assists:
         grid = [
             bench.theirs(assisted_title(schedule), bench.draft, schedule=schedule)
@@ -266,9 +265,9 @@ def assisted(bench: Bench) -> Iterator[Method]:
 
 
 def outside(bench: Bench) -> Iterator[Method]:
-    """Transformers' plain decoding, prompt lookup, and assisted generation as it comes.
+    """Yield transformers' plain decoding, prompt lookup, and assistance with default schedule.
 
-    None for a target with a state: transformers drafts for none.
+    Nothing for a target with a state: transformers drafts for none.
     """
     if bench.target.form != "masks":
         return
@@ -281,9 +280,9 @@ def outside(bench: Bench) -> Iterator[Method]:
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
-    """The best static trees of the selectors' rules, and the selectors.
+    """Yield the best static trees of the selectors' rules, and the selectors.
 
-    One tree is enough at temperature 0, where the main rule stands for all, and without labels.
+    Without labels, and at temperature 0, where all rules are equal, only the main rule's tree.
     """
     for rule in bench.rules if bench.labels and not bench.greedy else bench.rules[:1]:
         yield bench.best_static(rule)
@@ -299,16 +298,16 @@ def selectors(bench: Bench) -> Iterator[Method]:
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
-    """Every rule with labels under its best static tree; at temperature 0 one for all."""
+    """Yield every rule with labels under its best static tree; at temperature 0 one for all."""
     for rule, (labels, _) in [*STATIC.items()][: 1 if bench.greedy else None]:
         if bench.labels and labels in bench.labels.roots.samples:
             yield bench.best_static(rule)
 
 
 def baselines(bench: Bench) -> Iterator[Method]:
-    """Cheap rules that choose trees: by entropy, by domain.
+    """Yield cheap rules that choose trees: by entropy, by domain.
 
-    One that always chooses the same tree is that static method.
+    A rule that always chooses one tree equals that tree's static method.
     """
     labels = bench.labels
     if labels is None:
@@ -336,7 +335,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
 
 
 def _only(role: str, candidate: Candidate, **about: bool) -> Method:
-    """A method of one candidate, which nothing has to be chosen for."""
+    """Make a method of one candidate, its title also the key."""
     return Method(role, role, [candidate], **about)
 
 
@@ -345,7 +344,7 @@ def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
 
 
 def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
-    """The best tree of every domain with enough roots, by timing a few where all is tuned."""
+    """Find the best tree of every domain with enough roots, by timing a few if `tuned`."""
     best_trees = {}
     for kind in sorted({*labels.roots.kind}):
         trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
@@ -357,7 +356,7 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
 
 
 def parametrised(bench: Bench) -> Iterator[Method]:
-    """Families of policies that need a draft model and no labels, each at its fastest setting."""
+    """Yield families of policies that need no labels, each at its fastest setting."""
     if bench.draft is None:
         return
     title, rule = TITLES[bench.main], "greedy" if bench.greedy else bench.main
@@ -381,7 +380,7 @@ def parametrised(bench: Bench) -> Iterator[Method]:
         for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
     ]
     yield Method("mean acceptance", f"{title}, mean acceptance", following)
-    # The policies of other papers draft the tokens that the draft holds most probable.
+    # The other papers' policies draft the most probable tokens.
     picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
     trees = [bench.ours(tree.title, tree.policy, picked, tree.options) for tree in PICKED]
     for name, paper, rule in (("DynaTree", "dynatree", picked), ("DySpec", "dyspec", drawn)):
@@ -392,20 +391,20 @@ def parametrised(bench: Bench) -> Iterator[Method]:
 
 
 def given_policies(bench: Bench) -> Iterator[Method]:
-    """Policies with their settings as given, each with a rule that is lossless on its trees."""
+    """Yield the given policies, each with a rule that is lossless on its trees."""
     warped = replace(bench, draft_setting=bench.policy_setting)
     for title, (policy, rule) in bench.policies.items():
         yield _only(title, warped.ours(title, policy, rule, {}))
 
 
 def head(bench: Bench) -> Iterator[Method]:
-    """The draft head under its static tree."""
+    """Yield the draft head under its static tree."""
     if bench.head or bench.headed:
         yield bench.best_static(bench.main, bench.head)
 
 
 def ngrams(bench: Bench) -> Iterator[Method]:
-    """Drafting from the text alone."""
+    """Yield drafting from the text alone."""
     configs = {NGRAM: bench.ngram}
     if bench.tuned:
         grid = product((1, 2), (4, 8, 16), (0.1, 0.3))
@@ -437,4 +436,4 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
     "head": head,
     "ngram": ngrams,
 }
-"""Groups of methods by the names of evaluation.methods, in the order of the table."""
+"""Groups by their names in evaluation.methods, in the order of the table."""

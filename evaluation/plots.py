@@ -1,6 +1,6 @@
 """The report's four pictures, as matplotlib figures without global state.
 
-A picture has parts, each a panel: a sampling setting, say.
+A picture has a panel per part, for example per sampling setting.
 """
 
 import re
@@ -31,7 +31,7 @@ THEMED = {
     PLAIN: "pale",
     "#009e73": "green",
 }
-"""The page's colours that stand in for those of a picture, so that it follows into dark mode."""
+"""Variables of the page that replace a picture's colours, for dark mode."""
 MOST_TREES = 14  # of a histogram
 
 styled = rc_context(
@@ -48,10 +48,10 @@ def figure_of(
     x: str,
     y: str = "",
 ) -> Figure:
-    """One picture of the report: a panel for every part, one below the other.
+    """Draw a picture of the report: a panel for every part, one below the other.
 
     Args:
-        parts: what each panel shows, by title.
+        parts: content of the panels, by title.
         draw: draws a part into its panel.
         heights: of the panels, in inches.
         x: label of the lowest axis.
@@ -68,14 +68,14 @@ def figure_of(
         lines, labels = axis.get_legend_handles_labels()
         handles |= dict(zip(labels, lines, strict=True))
     axes[-1].set_xlabel(x)
-    if handles:  # one legend, in which a label of several panels stands once
+    if handles:  # one legend, with each label once
         columns = max(1, int(WIDTH / (0.5 + 0.075 * max(map(len, handles)))))
         figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
     return figure
 
 
 def svg(figure: Figure, name: str) -> str:
-    """A figure as an SVG element with the page's colours, and ids that begin with `name`."""
+    """Render a figure as an SVG element with the page's colours, and ids prefixed by `name`."""
     buffer = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -88,7 +88,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
-    """Speed-ups of methods; the band is the A/A control's interval. part: rows, learned methods."""
+    """Draw speed-ups; the band is the A/A control's interval. part: rows, learned methods."""
     rows, learned = part
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
@@ -109,14 +109,14 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
 
 
 def lines(axis: Axes, part: dict[str, list[tuple[float, float]]]) -> None:
-    """A line of points for every name: a method or a training loss."""
+    """Draw a line of points for every name: a method or a training loss."""
     for name, points in part.items():
         marker = "o" if len(points) < 12 else None
         axis.plot(*zip(*points, strict=True), marker=marker, label=name)
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:
-    """Fraction of steps by tree."""
+    """Draw the fraction of steps by tree."""
     counts = Counter(part)
     top = dict(counts.most_common(MOST_TREES))
     if rest := counts.total() - sum(top.values()):
@@ -127,7 +127,7 @@ def tree_bars(axis: Axes, part: dict[str, int]) -> None:
 
 
 def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
-    """A training's losses among its series: a head's by drafted token, where it has them."""
+    """Select a training's losses from its series; of a head, by drafted token."""
     by_token = {
         f"drafted token {int(key.split('loss_depth_')[1]) + 1}": points
         for key, points in sorted(series.items())
@@ -138,7 +138,7 @@ def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[i
 
 
 def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
-    """Every picture that has something to show: its section of the template, name and figure.
+    """Yield section, name and figure of every picture with content.
 
     The template has a caption for each name.
     """

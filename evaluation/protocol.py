@@ -1,10 +1,8 @@
-"""Protocol by which methods are timed and compared.
+"""Protocol by which methods are timed and compared, for every table, picture and sentence.
 
-This text is the protocol; every table, picture and sentence follows it.
-
-PROTOCOL is also shown in the report. `CONTROL` is the A/A control: plain decoding a second time, in
-a decoder of its own, under another name and with the same seeds, so that it does exactly the same
-work. Any deviation of its interval from 1 is noise of the clock. Plain decoding is the control
+PROTOCOL is also printed in the report. `CONTROL` is the A/A control: plain decoding a second time,
+in a decoder of its own, under another name and with the same seeds, so that it does exactly the
+same work. Any deviation of its interval from 1 is noise of the clock. Plain decoding is the control
 because every speed-up of a table is divided by it.
 """
 
@@ -52,10 +50,10 @@ PROTOCOL = (
 
 
 def trusted(control: list[float] | None, claim: list[float] | None = None) -> bool | None:
-    """Tell if a clock is trusted, from its A/A control's ratio [value, low, high].
+    """Return whether a clock is trusted, from its A/A control's ratio [value, low, high].
 
-    The interval must hold 1, and lie within 0.9 to 1.1 or be narrower than the effect that is
-    claimed: high / low is below what the claim's interval shows at least. For example, a control of
+    The interval must hold 1, and be within 0.9 to 1.1 or narrower than the claimed effect: high /
+    low is below the claim's smallest effect in its interval. For example, a control of
     [0.38, 1.03] is 2.7 wide, too wide for a speed-up of 2.02 and narrow enough for one of [3.1,
     3.0, 3.2].
 

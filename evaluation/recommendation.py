@@ -1,8 +1,8 @@
 """Settings for an engine that has no selector: the best path by batch size, the best fixed tree.
 
 Choices are made on training roots, and their figures are of held-out ones. Nothing is decoded:
-labels say how many tokens a step with a tree commits, and a latency table what it costs. Where no
-tree is faster than plain decoding, drafting nothing is the choice. Throughput is 1 / the mean of
+labels give a tree's tokens per step, and a latency table its price. If no tree is faster than plain
+decoding, nothing is drafted. Throughput is 1 / the mean of
 the seconds per token (`nde_talf.selector.objective.best_static` says why).
 """
 
@@ -24,20 +24,18 @@ from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)
-"""The choice to draft nothing."""
+"""No drafting."""
 CHAIN_LABELS = {"standard": ("naivetree", "specinfer"), "block": ("traversal", "gbv")}
-"""By vLLM's name of a rule on paths, whose labels of single paths are that rule's: Naive's, or
-block verification's.
-"""
+"""By vLLM's name of a rule on paths, the rules that equal it there: Naive or block verification."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A tree, and what it gives on held-out roots.
+    """A tree and its figures on held-out roots.
 
     Attributes:
         tree: NONE for plain decoding.
-        block_efficiency: tokens a step.
+        block_efficiency: tokens per step.
         tokens_per_second: of all sequences of the batch together, [value, low, high].
         plain: tokens per second of plain decoding.
         speedup: over plain decoding, [value, low, high].
@@ -51,14 +49,14 @@ class Choice:
 
 
 def one_traffic(roots: Roots, names: Sequence[str]) -> Roots:
-    """The roots under some traced sampling settings, as those of one mixture of requests."""
+    """Merge the roots of some traced sampling settings, for a mixture of requests."""
     traced = [traced_index(roots.settings, SETTINGS[name]) for name in names]
     merged = roots.where(torch.tensor([index in traced for index in roots.setting.tolist()]))
     return replace(merged, setting=torch.zeros_like(merged.setting), settings=merged.settings[:1])
 
 
 def chain_labels(roots: Roots, rule: str) -> str:
-    """Whose labels say how a rule on paths does. Raises UserError where none were traced."""
+    """Return the rule whose labels stand for a rule on paths. Raises UserError if untraced."""
     for name in CHAIN_LABELS[rule]:
         if name in roots.samples:
             return name
@@ -69,14 +67,14 @@ def chain_labels(roots: Roots, rule: str) -> str:
 
 
 def seconds_per_token(roots: PricedRoots, tree: Action, table: int) -> Tensor:
-    """[R]: of one sequence, with a tree or without drafting."""
+    """Return seconds per token [R] of one sequence, with a tree or without drafting."""
     if tree == NONE:
         return roots.costs[table].table.plain(roots.roots.context).float()
     return roots.pace(torch.full((len(roots),), TREES.index(tree)), table)
 
 
 def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
-    """For each latency table the best tree among `allowed` [233], or NONE if plain is faster."""
+    """Find the best tree among `allowed` [233] by latency table; NONE if plain is faster."""
     return [
         min(
             TREES[index],
@@ -88,7 +86,7 @@ def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
 
 
 def held_out(roots: PricedRoots, tree: Action, sequences: int = 1) -> Choice:
-    """Gain of a tree on roots that it was not chosen on; intervals resample prompts."""
+    """Measure a tree on held-out roots; intervals resample prompts."""
     pace, plain = (seconds_per_token(roots, choice, 0).double() for choice in (tree, NONE))
     one, prompt = torch.ones_like(pace), roots.roots.prompt
     return Choice(
@@ -105,7 +103,7 @@ class Recommendation:
     """The best drafts by labels and prices.
 
     Attributes:
-        lengths: of the best path for a batch of 1, 2, ... sequences, as many as the table knows; 0:
+        lengths: of the best path for a batch of 1, 2, ... sequences, up to the table's largest; 0:
             draft nothing.
         paths: the figures of these paths, for the first and last batch of every length.
         trees: the best tree of every labelled rule, for one sequence.
@@ -130,7 +128,7 @@ def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) ->
 
 
 def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> list[int]:
-    """The lengths of a `Recommendation`."""
+    """Find the lengths of a `Recommendation`."""
     counts = range(1, max(table.sequences, default=1) + 1)
     tables = [table.batched(count) for count in counts]
     roots = PricedRoots.of(training, chain_labels(training, rule), tables)
@@ -138,7 +136,7 @@ def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> list[in
 
 
 def ranges(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Neighbours that are equal as one range of batch sizes.
+    """Merge equal neighbours into ranges of batch sizes.
 
     Example: [5, 5, 3] -> [(1, 2, 5), (3, 3, 3)].
     """
@@ -152,10 +150,10 @@ def ranges(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
 def vllm_config(
     method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]
 ) -> Method | None:
-    """VLLM's speculative_config with a schedule by batch size; None: do not speculate.
+    """Return vLLM's speculative_config with a schedule by batch size; None: do not speculate.
 
-    Labels are of tokens drawn from the draft. So the draft has to draw where the target samples:
-    vLLM's default picks the most probable token. After the last range vLLM goes on with its length.
+    Labels are for tokens drawn from the draft. So the draft must sample if the target does: vLLM's
+    default picks the most probable token. Beyond the last range vLLM keeps its length.
     """
     if not any(lengths):
         return None
@@ -172,7 +170,7 @@ def vllm_config(
 def sglang_options(
     method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]
 ) -> list[str]:
-    """SGLang's options, for the longest path of all batch sizes; none: do not speculate."""
+    """Return SGLang's options for the longest path of all batch sizes; none: do not speculate."""
     longest = max(lengths)
     if not longest:
         return []

@@ -1,6 +1,6 @@
 """The report: one self-contained HTML page, its pictures as PNGs, and all numbers as JSON.
 
-The words are in `report.html`; this module gives it numbers.
+The words are in `report.html`; the numbers are in `report_data`.
 """
 
 from dataclasses import asdict
@@ -24,7 +24,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 
 def results(data: ReportData) -> dict[str, Any]:
-    """All numbers, for results.json and the terminal."""
+    """Return all numbers, for results.json and the terminal."""
     content = {
         name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
     }
@@ -39,8 +39,8 @@ class Table(NamedTuple):
     """Cells of text; the first column names the row.
 
     Attributes:
-        setting: that the rows were measured under.
-        columns: their heads.
+        setting: of the measurement.
+        columns: heads.
         rows: cells.
     """
 
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 
 def table_of_methods(data: ReportData, setting: str) -> Table:
-    """The main table of a setting."""
+    """Make the main table of a setting."""
     rows = data.tables[setting]
     columns = ["method", "speed-up", "in CPU time", "tokens/s", "block efficiency", "nodes a tree"]
     cells = [
@@ -71,7 +71,7 @@ def table_of_methods(data: ReportData, setting: str) -> Table:
 
 
 def table_of_domains(data: ReportData, setting: str) -> Table:
-    """Speed-ups by domain of the prompts."""
+    """Make the table of speed-ups by domain of the prompts."""
     kinds = data.kinds.get(setting, {})
     speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
     methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
@@ -84,7 +84,7 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
 
 
 def table_of_phases(data: ReportData, setting: str) -> Table:
-    """Fractions of the step time."""
+    """Make the table of phases, as fractions of the step time."""
     rows = [
         [row.method, *(f"{row.shares[phase]:.0%}" for phase in PHASES)]
         for row in data.tables[setting]
@@ -94,7 +94,7 @@ def table_of_phases(data: ReportData, setting: str) -> Table:
 
 
 def tables(data: ReportData) -> dict[str, list[Table]]:
-    """The tables that have rows, by section of the page."""
+    """Make the tables with rows, by section of the page."""
     makers = {"speed": table_of_methods, "domains": table_of_domains, "time": table_of_phases}
     return {
         section: made
@@ -104,7 +104,7 @@ def tables(data: ReportData) -> dict[str, list[Table]]:
 
 
 def tags(data: ReportData, setting: str) -> dict[str, str]:
-    """A word after a method's name."""
+    """Return the word after a method's title, by title."""
     return {
         **{row.method: "outside" for row in data.tables[setting] if row.outside},
         **dict.fromkeys(data.learned.get(setting, ()), "learned"),
@@ -115,7 +115,7 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
 
 
 def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[list[str], str]]:
-    """The keys and the value of every figure, for example (["overlap", "1.0"], "0.8925")."""
+    """Return keys and value of every figure, for example (["overlap", "1.0"], "0.8925")."""
     leaves = []
     for key, value in figures.items():
         path = (*before, str(key))
@@ -124,14 +124,14 @@ def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[li
 
 
 def number(value: Any) -> str:
-    """Text of a figure, or of a list of them."""
+    """Format a figure, or a list of figures."""
     if isinstance(value, list):
         return ", ".join(map(number, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def in_markdown(data: ReportData) -> str:
-    """The tables and the verdicts, for the terminal and a README."""
+    """Return tables and verdicts in Markdown, for the terminal and a README."""
     parts = []
     for setting, conclusion in data.verdicts.items():
         table, same = table_of_methods(data, setting), data.same.get(setting, {})

@@ -32,17 +32,17 @@ class ReportData:
         kinds: by setting and domain, rows.
         histograms: by setting and method, steps by accepted tokens.
         chosen: by setting and selector, steps by tree.
-        measured: how much was decoded, in words.
-        ended: by setting, how many texts ended by themselves, in words.
-        learned: by setting, names of methods with something learned.
-        same: by setting, methods not decoded, and what each is the same as.
+        measured: amount of decoded text, in words.
+        ended: by setting, texts that ended by themselves, in words.
+        learned: by setting, titles of methods with something learned.
+        same: by setting, methods not decoded, and the equal one that was.
         exports: by setting, for selectors that exported a static tree, its method.
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.offline_evaluation`.
         head: held-out figures of the draft head.
         curves: by training, its series.
         stages: seconds by stage.
-        environment: what it was measured with.
+        environment: circumstances of the measurement.
         sample: a decoded text.
     """
 
@@ -67,7 +67,7 @@ class ReportData:
 
     @classmethod
     def of(cls, run: str, records: list[Record], conditions: str, **parts: Any) -> "ReportData":
-        """All that follows from records. conditions: see `verdict`; parts: the other fields."""
+        """Compute the fields that follow from records. conditions: see `verdict`; parts: others."""
         tables = tabulate(records)
         return cls(
             run,
@@ -91,7 +91,7 @@ class ReportData:
 
     @property
     def standing(self) -> dict[str, list[str]]:
-        """Sentences by setting: why a selector is static, where the other learned parts stand."""
+        """Sentences by setting: reasons for static selectors, places of other learned methods."""
         sentences: dict[str, list[str]] = {}
         for setting, rows in self.tables.items():
             sentences[setting] = [
@@ -113,7 +113,7 @@ class ReportData:
 def _by_method(
     records: list[Record], figure: Callable[[list[Record]], Any]
 ) -> dict[str, dict[str, Any]]:
-    """`figure` of every method's records that has one, by setting."""
+    """Compute `figure` of every method's records, by setting; empty ones are left out."""
     figures: dict[str, dict[str, Any]] = {}
     for setting, methods in by_setting(records).items():
         for name, own in methods.items():

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from nde_talf.decoding.streams import Block
 
 PROMPT, DRAFTED, CORRECTED, TREE = "prompt", "drafted", "corrected", "tree"
-CONTEXT = 8  # tokens of the text before, with which a token's own text is found
+CONTEXT = 8  # earlier tokens to decode along with a token
 
 
 def coloured(tokenizer, prompt: list[int], blocks: Iterable[tuple[Block, str]]) -> list[list[str]]:
-    """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined.
+    """Return [text, origin] of a prompt and of the generation after it, equal neighbours joined.
 
-    blocks: each with the name of its tree, which is put before it, or "".
+    blocks: each with the title of its tree, which precedes it, or "".
     """
     coloured_text = [[tokenizer.decode(prompt), PROMPT]]
     ids = prompt
@@ -29,9 +29,9 @@ def coloured(tokenizer, prompt: list[int], blocks: Iterable[tuple[Block, str]]) 
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds.
+    """Yield the text that each of `tokens` adds.
 
-    One that ends inside a character adds nothing until that is complete.
+    A token that ends inside a character adds nothing until the character is complete.
     """
     ids = prompt[-CONTEXT:]
     shown = len(tokenizer.decode(ids).rstrip("\ufffd"))  # a character may be half there

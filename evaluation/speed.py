@@ -1,6 +1,6 @@
 """Speed-ups: ratios of total tokens/s, paired by prompt, with bootstrap intervals.
 
-The one place where a speed-up is computed; see `nde_talf.evaluation.protocol` for what it means.
+The only computation of speed-ups; `nde_talf.evaluation.protocol` defines them.
 """
 
 from collections import defaultdict
@@ -14,10 +14,10 @@ WALL, CPU = "seconds", "cpu_seconds"  # fields of a record
 
 
 def speed_ratio(ours: list[Record], theirs: list[Record], clock: str = WALL) -> list[float] | None:
-    """[ratio, low, high] of our total tokens/s to theirs, on the blocks (prompt and pass) of both.
+    """Return [ratio, low, high] of total tokens/s, ours to theirs, on the blocks of both.
 
-    None: there are none, or one side was not timed by this clock. Example: 30 tokens in 1 s against
-    20 in 2 s is 3.
+    None if there are none, or one side was not timed by this clock. Example: 30 tokens in 1 s
+    against 20 in 2 s is 3.
     """
     sums = [*sums_by_prompt(ours, theirs, clock).values()]
     return ratio_of_totals(np.array(sums)) if sums else None
@@ -26,7 +26,7 @@ def speed_ratio(ours: list[Record], theirs: list[Record], clock: str = WALL) -> 
 def sums_by_prompt(
     ours: list[Record], theirs: list[Record], clock: str = WALL
 ) -> dict[str, np.ndarray]:
-    """Tokens and seconds of both sides by prompt, summed over the passes that both have."""
+    """Sum tokens and seconds of both sides by prompt, over their common passes."""
     left, right = (
         {r.block: (r.tokens, getattr(r, clock)) for r in records if r.seconds > 0}
         for records in (ours, theirs)

@@ -1,17 +1,17 @@
 """Speed of drafting from four numbers, before anything is trained.
 
 The model: every drafted token of a path is accepted with the same chance; the draft's pass over a
-token takes `draft_price` of the target's; the target scores `free_rows` tokens, of all sequences
-together, in the time of one, and then takes in proportion. Example: with acceptance 0.5, a draft
-price of 0.25 and 8 free rows, one sequence drafts 1 token and decodes 1.5 / 1.25 = 1.2 times as
-fast.
+token takes `draft_price` of the target's; the target scores up to `free_rows` tokens, of all
+sequences together, in the time of one, and more in proportion. Example: with acceptance 0.5, a
+draft price of 0.25 and 8 free rows, one sequence drafts 1 token and decodes 1.5 / 1.25 = 1.2 times
+as fast.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
 LONGEST = 16
-"""Tokens of the longest path that is looked at."""
+"""Tokens of the longest path tried."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The best static trees of a rule by labels and prices, before anything is decoded."""
+"""Best static trees of a rule by labels and prices, without decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ STATIC = {
     **{rule: (rule, DRAFTING) for rule in ("specinfer", "traversal", *LABELLED)},
     **{rule: (labels, PATHS) for rule, labels in ON_PATHS.items()},
 }
-"""The labels that give a rule its static tree, and the trees allowed. Rules on trees come first: of
+"""By rule, the labels for its static tree, and the allowed trees. Rules on trees come first: of
 equal methods the first one is decoded.
 """
 
@@ -65,7 +65,7 @@ class StaticTrees:
     Attributes:
         roots: of all settings, with the labels of all rules.
         table: prices the trees.
-        index: of the setting among those of the roots.
+        index: of the setting in `roots.settings`.
     """
 
     roots: Roots
@@ -77,16 +77,16 @@ class StaticTrees:
     def of(
         cls, roots: Roots | None, table: LatencyTable | None, setting: SamplingSetting
     ) -> "StaticTrees | None":
-        """None for a setting that was not traced."""
+        """Make the labels of a setting; None if it was not traced."""
         if roots is None or table is None:
             return None
         index = traced_index(roots.settings, setting)
         return None if index is None else cls(roots, table, index)
 
     def ranked(self, rule: str, count: int, kind: str | None = None) -> list[Action]:
-        """The `count` trees with the most tokens per second, best first.
+        """Return the `count` trees with the most tokens per second, best first.
 
-        kind: on the roots of one domain alone; none where that has too few roots.
+        kind: on the roots of one domain alone; empty if it has too few roots.
         """
         labels, allowed = STATIC[rule]
         priced, here = self.priced(labels), (self.roots.setting == self.index).nonzero()[:, 0]
@@ -99,13 +99,13 @@ class StaticTrees:
         return [TREES[i] for i in best.tolist()]
 
     def priced(self, labels: str) -> PricedRoots:
-        """The roots with the labels of a rule, made once."""
+        """Return the roots with the labels of a rule, priced once."""
         if labels not in self._priced:
             self._priced[labels] = PricedRoots.of(self.roots, labels, [self.table])
         return self._priced[labels]
 
 
 def traced_index(settings: Sequence[tuple[float, float]], setting: SamplingSetting) -> int | None:
-    """Place of a setting among traced ones, (temperature, top-p) each; None if it is not there."""
+    """Return the index of a setting among traced (temperature, top-p), or None."""
     near = np.isclose(settings, (setting.temperature, setting.top_p)).all(-1)
     return int(near.argmax()) if near.any() else None

@@ -1,10 +1,10 @@
-"""Records of the benchmark turned into figures: one row a method, and accepted drafts.
+"""Figures from records of the benchmark: a row per method, and accepted drafts.
 
 Pure functions of records.
 
-Block efficiency is the mean of tokens that a target pass commits: accepted drafts and one token of
+Block efficiency is the mean of committed tokens per target pass: accepted drafts and one token of
 the target's own, tau + 1. vLLM calls it mean acceptance length. A step's acceptance length here
-counts accepted drafts alone, 0 and up.
+counts accepted drafts alone, from 0.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ class Row:
 
     Attributes:
         method: its title.
-        block_efficiency: tokens a target pass, an interval.
+        block_efficiency: tokens per target pass, an interval.
         tokens_per_second: total tokens over total seconds.
         speedup: over autoregressive decoding, an interval; see `nde_talf.evaluation.speed`.
         nodes: of a mean tree, root included.
         shares: fractions of step time by phase.
-        cpu_speedup: the speedup in CPU time; None where that was not taken.
+        cpu_speedup: the speedup in CPU time; None if not measured.
         outside: whether transformers' own loop decoded it.
     """
 
@@ -47,7 +47,7 @@ class Row:
 
 
 def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
-    """Records by setting and method: plain decoding, its control, the others as first run."""
+    """Group records by setting and method: plain decoding, control, others as first run."""
     grouped: dict[str, dict[str, list[Record]]] = {}
     first = (BASELINE, CONTROL)
     for record in sorted(records, key=lambda r: (*first, r.method).index(r.method)):
@@ -56,7 +56,7 @@ def by_setting(records: Iterable[Record]) -> dict[str, dict[str, list[Record]]]:
 
 
 def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
-    """Rows by setting."""
+    """Make rows by setting."""
     return {
         setting: [
             row(method, method_records, methods.get(BASELINE, []))
@@ -68,9 +68,9 @@ def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
 
 
 def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
-    """Rows by setting and domain of the prompts; empty where there is one domain.
+    """Make rows by setting and domain of the prompts; empty if there is one domain.
 
-    A domain of one prompt is left out: its intervals, over prompts, would have no width.
+    A domain of one prompt is left out: its intervals over prompts would have no width.
     """
     tables: dict[str, dict[str, list[Row]]] = {}
     kinds = dict.fromkeys(record.kind for record in records)
@@ -83,7 +83,7 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
 
 
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
-    """The row of one method; records, baseline: of one setting."""
+    """Make the row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]
     counts = np.array([[r.tokens, r.steps, r.nodes, r.seconds] for r in records])
     tokens, steps, nodes, seconds = counts.sum(0).tolist()
@@ -103,40 +103,40 @@ def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
 
 
 def control_of(rows: list[Row]) -> list[float] | None:
-    """The A/A control's ratio [value, low, high] in a table, if it has one."""
+    """Return the A/A control's ratio [value, low, high] in a table, or None."""
     return next((row.speedup for row in rows if row.method == CONTROL), None)
 
 
 def steps_by_tree(records: list[Record]) -> dict[str, int]:
-    """Steps by chosen tree. Empty for a method that does not choose."""
+    """Count steps by chosen tree; empty for a method that does not choose."""
     return dict(sum((Counter(record.actions) for record in records), Counter()))
 
 
 def histogram(records: list[Record]) -> list[int]:
-    """Steps by accepted drafted tokens: index n counts the steps that accepted n.
+    """Count steps by accepted drafted tokens: index n counts the steps that accepted n.
 
-    Empty where steps were not counted.
+    Empty if steps were not counted.
     """
     counts = sum((Counter(record.accepted) for record in records), Counter())
     return [counts[str(length)] for length in range(max(map(int, counts)) + 1)] if counts else []
 
 
 def acceptance_by_position(counts: list[int]) -> list[float]:
-    """Fraction of all steps that accepted a token at position 0, 1, ..., from a `histogram`.
+    """Return the fraction of steps that accepted a token at position 0, 1, ..., as vLLM reports.
 
-    vLLM reports the same.
+    counts: see `histogram`.
     """
     return [sum(counts[place + 1 :]) / sum(counts) for place in range(len(counts) - 1)]
 
 
 def ended(records: Iterable[Record]) -> str:
-    """Say how many texts of plain decoding ended by themselves; "" without any."""
+    """Count in words plain decoding's texts that ended by themselves; "" without texts."""
     plain = [record.ended for record in records if record.method == BASELINE]
     sentence = f"{sum(plain)} of {len(plain)} texts of plain decoding ended by themselves."
     return sentence if plain else ""
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of text in Markdown."""
+    """Write a table in Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

@@ -1,14 +1,14 @@
 """A method is a key and a grid of candidates; the fastest candidate of the grid is taken.
 
-Candidates are timed on prompts that are not evaluated. Keys and options say which method and which
-candidate it is, in files too; titles are for print.
+Candidates are timed on prompts that are not evaluated. Keys identify methods and options identify
+candidates, in files too; titles are for print.
 
-A method that equals one already there under another name (the same rule, tree and drafter) is
-listed and not decoded a second time. Two rules are the same on a single path where they take the
-same decisions from the same random numbers, so that with one seed they write the same text: Naive,
-NaiveTree and SpecInfer at K = 1 all accept with min(1, p / q) and otherwise draw from the residual;
-block verification is Traversal on a path, and so is GBV where there is one branch. Rules that have
-the same law there but do other work, such as SpecTr and Khisti at K = 1, are compared.
+A method that equals an earlier one (same rule, tree and drafter) is listed and not decoded again.
+Two rules are equal on a single path if they take the same decisions from the same random numbers,
+so that with one seed they write the same text: Naive, NaiveTree and SpecInfer at K = 1 all accept
+with min(1, p / q) and otherwise draw from the residual; block verification is Traversal on a path,
+and so is GBV with one branch. Rules with the same law but other work, such as SpecTr and Khisti at
+K = 1, are compared.
 """
 
 import math
@@ -36,7 +36,7 @@ class Configuration(NamedTuple):
 
 
 def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
-    """Equal for methods that write the same text from the same seed."""
+    """Return the normal form: equal for methods that write the same text from the same seed."""
     tree, rule = canonical(tree), ON_PATHS.get(rule, rule)
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
         title: in tables.
         make: its generator, from a title and a number of new tokens.
         options: see `Options`.
-        alike: equal for candidates that write the same text; None for one like no other.
+        alike: equal for candidates that write the same text; None: equal to no other.
     """
 
     title: str

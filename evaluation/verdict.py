@@ -1,4 +1,4 @@
-"""The conclusion that a table supports: a sentence a setting, none where the clock misleads."""
+"""The conclusion that a table supports: a sentence per setting, if the clock is trusted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, by_setting, control_of
 
-ENOUGH = 30  # prompts; what is measured on fewer is called indicative
+ENOUGH = 30  # with fewer prompts a measurement is called indicative
 DO_NOT = "do not speculate with this pair"
 
 
@@ -21,14 +21,14 @@ class Verdict:
     Attributes:
         clock: "trusted", NOT_TRUSTED, or "no control" in records without one.
         control: the control's ratio.
-        speculate: True where all of the best method's interval is above 1, False where every method
-            is slower than plain decoding, None where neither is shown.
+        speculate: True if the best method's interval is above 1, False if every method is slower
+            than plain decoding, None if neither is shown.
         best: the method with the highest figure.
         speedup: its figure.
         sentence: the conclusion in words.
         runner_up: the next method.
         behind: the runner-up's tokens/s over the best's, paired by prompt, [ratio, low, high].
-        clock_note: the control's reading in words, where it is trusted.
+        clock_note: the control's reading in words, if it is trusted.
     """
 
     clock: str
@@ -50,14 +50,14 @@ def in_words(setting: str) -> str:
 def verdict(
     setting: str, rows: list[Row], conditions: str, records: Sequence[Record] = ()
 ) -> Verdict:
-    """The verdict on one setting's table.
+    """Return the verdict on one setting's table.
 
     Args:
-        setting: as records name it.
+        setting: as in records.
         rows: its table.
-        conditions: batch size, dtype and machine, as the sentence names them.
-        records: what the table was made of, of other settings too; without them the sentence does
-            not mention the runner-up and the number of prompts.
+        conditions: batch size, dtype and machine, in words.
+        records: behind the table, also of other settings; without them the sentence mentions no
+            runner-up and no number of prompts.
     """
     control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL, PLAIN)]
@@ -85,7 +85,7 @@ def verdict(
 def _compare(
     conclusion: Verdict, best: Row, others: list[Row], decoded: dict[str, list[Record]]
 ) -> None:
-    """Hold the best method against the next one, and against the fastest of transformers' loops."""
+    """Compare the best method with the next one, and with the fastest of transformers' loops."""
     ours, second = decoded[best.method], others[0].method if others else ""
     behind = speed_ratio(decoded[second], ours) if others else None
     if behind and trusted(conclusion.control, behind):
@@ -102,7 +102,7 @@ def _compare(
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
-    """A sentence where there are few prompts, which the intervals resample."""
+    """Return a sentence about few prompts, which the intervals resample; "" for enough."""
     prompts, passes = (len({block[part] for block in blocks}) for part in range(2))
     if not 0 < prompts < ENOUGH:
         return ""
@@ -125,7 +125,7 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
 def _on_plain_decoding(
     setting: str, best: Row | None, methods: list[Row], conditions: str
 ) -> tuple[bool | None, str]:
-    """Decide if speculation pays, and write the sentence that says so."""
+    """Decide whether speculation pays, and write the sentence."""
     at, plain = f"At {in_words(setting)}", "plain autoregressive decoding"
     if best is None:
         return None, f"{at}: only plain decoding was measured."

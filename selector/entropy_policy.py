@@ -1,4 +1,4 @@
-"""A rule that a selector has to beat: the best tree by the draft's entropy at the root."""
+"""Baseline for selectors: the best tree by the draft's entropy at the root."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots
 
 ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 BINS = 6
-MIN_ROOTS = 30  # that a group needs for a tree of its own
+MIN_ROOTS = 30  # least roots of a group with a tree of its own
 
 
 @dataclass(frozen=True)
 class EntropyRule(TreePolicy):
-    """The best tree by the draft's entropy at the root alone.
+    """Chooses a tree by the draft's entropy at the root.
 
     edges [bins - 1] in nats; chosen_trees [bins].
     """
@@ -32,7 +32,7 @@ class EntropyRule(TreePolicy):
 
     @classmethod
     def fit(cls, training: PricedRoots, table: int, setting: int) -> "EntropyRule":
-        """Take bins of equally many training roots of one setting, each with its best tree."""
+        """Split training roots of one setting into equal bins, and find each bin's best tree."""
         here = (training.roots.setting == setting).nonzero()[:, 0]
         entropy = training.roots.scalars[here, ENTROPY]
         bins = max(1, min(BINS, len(here) // MIN_ROOTS))
@@ -46,7 +46,7 @@ class EntropyRule(TreePolicy):
         return cls(edges.tolist(), best)
 
     def choose(self, entropy: Tensor) -> Tensor:
-        """Indices into TREES [R] at roots with this entropy [R]."""
+        """Return indices into TREES [R] for roots of this entropy [R]."""
         trees = torch.tensor([TREES.index(tree) for tree in self.chosen_trees])
         return trees[torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))]
 

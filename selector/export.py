@@ -22,7 +22,7 @@ from nde_talf.selector.schema import SelectorSchema, selectable
 
 FORMAT = Format("selector", "train it again with stage=selector force=true")
 INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
-"""Inputs and choices that every export lists, in order."""
+"""Inputs and choices in order, as listed in every export."""
 CONFIG, WEIGHTS, TABLE = "config.json", "model.safetensors", "table.json"
 """Files of an export."""
 ABOUT = (
@@ -110,7 +110,7 @@ def unfit(folder: Path, error: Exception) -> UserError:
 
 
 def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise UserError for numbers that no training gives."""
+    """Raise UserError for numbers outside the range of a training's results."""
     deepest = max(tree.depth for tree in TREES)
     ranges = {"static_efficiency": (1, 1 + deepest), "static_contexts": (0, 1 << 30)}
     for name, tensor in tensors.items():

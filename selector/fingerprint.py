@@ -6,20 +6,20 @@ import torch
 
 from nde_talf.decoding.model import CausalModel
 
-PROBES = 24  # tensors of which one weight each is remembered
-# by which a weight may differ, as a fraction of its neighbours' mean size: rounding to 8 bits stays
-# below it
+PROBES = 24  # tensors with one weight in the fingerprint
+# largest difference of a weight, as a fraction of its neighbours' mean size: rounding to 8 bits
+# stays below
 CLOSE = 0.1
 
 
 def sizes(model: CausalModel) -> list[int]:
-    """Hidden size, layers and vocabulary, by which the models of a latency table are recognised."""
+    """Return hidden size, layers and vocabulary, which identify the models of a latency table."""
     return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
 
 
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
-    """Three sizes, then one weight of each of `PROBES` tensors over its neighbours' mean size."""
+    """Return three sizes, then a weight from each of `PROBES` tensors over its neighbours' mean."""
     weights = [*model.module.parameters()]
     probed = [weights[i * (len(weights) - 1) // (PROBES - 1)].flatten() for i in range(PROBES)]
     middles = [weight[len(weight) // 2 :][:256].float() for weight in probed]
@@ -30,10 +30,7 @@ def fingerprint(model: CausalModel) -> list[float]:
 
 
 def same_model(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Tell if two fingerprints are of one model.
-
-    A copy in another number format has nearly the same one.
-    """
+    """Return whether two fingerprints are of one model, in whatever number format."""
     return (
         len(one) == len(other)
         and one[:3] == other[:3]

@@ -17,15 +17,15 @@ from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 from nde_talf.selector.schema import SelectorSchema
 
 PASSES, FARTHEST = 2, 2.0
-"""The last scalars are prices of passes; how many deviations from their mean the network reads."""
+"""Number of prices at the end of the scalars, and their clamp in standard deviations."""
 CONTEXT = INPUT_SCALARS.index("context")
 
 
 class SelectorNetwork(nn.Module):
     """Eq. 10: one logit for each tree.
 
-    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). A state of size
-    0 is left out.
+    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). States of size
+    0 are left out.
 
     Args:
         schema: sizes of the states and layers, and dropout.
@@ -49,7 +49,7 @@ class SelectorNetwork(nn.Module):
         )
 
     def forward(self, states: Sequence[Tensor], scalars: Tensor) -> Tensor:
-        """Logits [B, C].
+        """Return logits [B, C].
 
         Args:
             states: [B, H] each.
@@ -61,16 +61,16 @@ class SelectorNetwork(nn.Module):
 
 
 class Selector(nn.Module):
-    """Raw features and the trees' seconds in, logits over trees out.
+    """Logits over trees from raw features and the trees' seconds.
 
-    The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of
-    how many tokens an action will yield, the machine's latency table says what it costs. With
-    sharpness 0 they are the network's alone, as in the NDE paper, and a machine is known by its
-    one-token latencies only. `static_efficiency` [settings, C] and `static_contexts` [settings, G]
-    are every action's mean E[tau + 1] and the contexts of the training roots (`context_counts`),
-    which give the best static action on any machine.
+    The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of an
+    action's expected tokens, and the machine's latency table gives its price. With sharpness 0 the
+    logits are the network's alone, as in the NDE paper, which sees a machine by its one-token
+    latencies only. `static_efficiency` [settings, C] is every action's mean E[tau + 1], and
+    `static_contexts` [settings, G] counts the contexts of the training roots (`context_counts`):
+    they give the best static action on any machine.
 
-    table: the latency table that it was trained under, if it is known; exported with it.
+    table: the latency table of its training, or None; exported with it.
     """
 
     mean: Tensor
@@ -94,9 +94,9 @@ class Selector(nn.Module):
         )
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred.
+        """Fit the standardisation to training scalars [R, 11]; constants are only centred.
 
-        Without target features, those that need the target become 0, whatever they are.
+        Without target features, scalars that need the target become 0.
         """
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
@@ -112,7 +112,7 @@ class Selector(nn.Module):
         scalars: Tensor,
         seconds: Tensor,
     ) -> Tensor:
-        """Logits [B, C].
+        """Return logits [B, C].
 
         Args:
             h_p_previous: [B, H_p].
@@ -121,9 +121,9 @@ class Selector(nn.Module):
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
             seconds: [B, C] of every action.
         """
-        # Far from what it was trained on, a network's outputs mean nothing. So a longer context
-        # counts as the longest of training, and the prices of passes, which on another machine lie
-        # hundreds of deviations away, stay within FARTHEST.
+        # Far from its training data a network's outputs mean nothing. So contexts are clamped to
+        # the longest of training, and prices of passes, hundreds of deviations away on another
+        # machine, to FARTHEST.
         scalars = scalars.clone()
         scalars[..., CONTEXT].clamp_(max=SPACING * self.static_contexts.shape[-1])
         known = (scalars - self.mean.float()) * self.scale.float()
@@ -133,9 +133,9 @@ class Selector(nn.Module):
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
     def static_action(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
-        """Return the one action that is taken under this sampling setting, or None.
+        """Return the best static action, or None where the network chooses.
 
-        It is the best static one, where choosing did not win under the nearest known setting.
+        The setting of training that is nearest to this one decides.
         """
         settings, pair = torch.tensor(self.schema.settings), torch.tensor([temperature, top_p])
         nearest = int((settings - pair).abs().sum(-1).argmin())
@@ -145,7 +145,7 @@ class Selector(nn.Module):
         return best_static(self.static_efficiency[nearest].cpu()[None], seconds[None])
 
     def prices(self, table: LatencyTable | None) -> LatencyTable:
-        """Return `table`, or else the one of the export; raise UserError where there is none."""
+        """Return `table`, or else the export's; raise UserError if there is neither."""
         prices = table or self.table
         if prices is None:
             raise UserError(

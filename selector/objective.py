@@ -5,12 +5,12 @@ from torch import Tensor
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:
-    """[B]: in each row of `values` [B, C] the entry of one action, `action` [B]."""
+    """Take from each row of `values` [B, C] the entry of `action` [B]: [B]."""
     return values.gather(-1, action[:, None])[:, 0]
 
 
 def policy_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Eq. 4: tokens per second of a policy, a ratio of expectations.
+    """Return tokens per second of a policy (Eq. 4): a ratio of expectations.
 
     Time and tokens add up over steps.
 
@@ -40,7 +40,7 @@ def selector_loss(
     entropy_weight: float = 0.0,
     weights: Tensor | float = 1.0,
 ) -> Tensor:
-    """Eq. 12: how much slower than the baseline the policy is, most on the roots where it loses.
+    """Return Eq. 12: the policy's slowdown against the baseline, most of it on the worst roots.
 
         r = TPS / TPS_base
         loss = -mean log r + lambda mean over the worst alpha of max(0, 1 - r)^2 - w mean H(pi)
@@ -69,7 +69,7 @@ def selector_loss(
 
 
 def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | float = 1.0) -> Tensor:
-    """Poisson deviance of predicted E[tau + 1] from its labels, up to a constant.
+    """Return the Poisson deviance of predicted E[tau + 1] from its labels, up to a constant.
 
         sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
 
@@ -82,18 +82,18 @@ def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | float
 
 
 def visits(efficiency: Tensor) -> Tensor:
-    """[B]: how often a decoder starts a step near each root, over its mean.
+    """Return the frequency [B] of a decoder's steps near each root, over its mean.
 
-    A step commits `efficiency` [B] tokens. Roots lie at equal distances in a text, and a decoder
+    A step commits `efficiency` [B] tokens. Roots are at equal distances in a text, and a decoder
     takes more steps where a step commits fewer tokens. Example: 2 and 8 tokens: 1.6 and 0.4.
     """
     return 1 / (efficiency * (1 / efficiency).mean())
 
 
 def best_static(efficiency: Tensor, seconds: Tensor) -> int:
-    """Index of the action with the fewest seconds per token if used at every root.
+    """Return the index of the action with the fewest seconds per token if used at every root.
 
-    Roots lie at equal distances in a text, so a mean over roots is a mean over tokens, and times
+    Roots are at equal distances in a text, so a mean over roots is a mean over tokens, and times
     per token add up. Example: a step takes 1 s and commits 1 token in one half of a text, 9 in the
     other. Then 18 tokens take 9 + 1 steps: 1.8 tokens/s. The mean over roots of the tokens a step
     is 5, and no decoder reaches that: it takes most of its steps in the slow half.
@@ -106,18 +106,18 @@ def best_static(efficiency: Tensor, seconds: Tensor) -> int:
 
 
 def mean_tokens(tokens: Tensor) -> float:
-    """Mean tokens of a decoder's steps over a text.
+    """Return the mean tokens of a decoder's steps over a text.
 
-    Its steps would commit `tokens` [R] at roots of equal distances: a root counts 1 / tokens, as
-    often as a step starts near it.
+    A step commits `tokens` [R] at roots of equal distances. A root has weight 1 / tokens, the
+    frequency of steps near it.
     """
     return float(1 / (1 / tokens.double()).mean())
 
 
 def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose root by root on one half of the super-trees, score on the other, and the other way.
+    """Choose root by root on one half of the super-trees, score on the other, and vice versa.
 
-    It bounds what choosing could win: on the same samples label noise would count as gain.
+    A bound on the gain of choosing: on the same samples label noise would count as gain.
 
     Args:
         samples: [R, s, C], estimates of E[tau + 1].

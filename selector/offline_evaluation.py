@@ -1,6 +1,6 @@
 """Offline evaluation of a selector: throughput on held-out roots against the best static action.
 
-That is fitted on training roots. Bounds say what choosing could win at most.
+The static action is fitted on training roots. Two bounds estimate the most that choosing could win.
 """
 
 import torch
@@ -14,9 +14,9 @@ from nde_talf.selector.roots import PricedRoots, setting_title, throughput_gain
 
 @torch.inference_mode()
 def chosen_actions(selector: Selector, roots: PricedRoots, table: int) -> Tensor:
-    """[R]: a selector's choices, in evaluation mode, under one latency table.
+    """Return a selector's actions [R] under one latency table.
 
-    The most probable actions, or the best static one under settings for which that was exported.
+    The most probable ones, or the best static one under settings for which it was exported.
     """
     actions = roots.logits(selector, table).argmax(-1)
     for index, setting in enumerate(roots.roots.settings):
@@ -39,15 +39,15 @@ def evaluate_offline(
     the setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap
     intervals over prompts:
 
-    - selector: its most probable action.
-    - split_half: chooses root by root on one half of the super-trees and scores on the other, an
-      underestimate of what choosing can win, since labels are noisy; same_half: chooses and scores
-      on the same labels, an overestimate.
+    - selector: the actions of `chosen_actions`.
+    - split_half: chooses root by root on one half of the super-trees and scores on the other, which
+      underestimates the possible gain, since labels are noisy; same_half: chooses and scores on the
+      same labels, which overestimates it.
 
     Args:
         selector: in evaluation mode.
-        training: the roots that the baselines are fitted on.
-        validation: the roots that count.
+        training: roots that the static actions are fitted on.
+        validation: held-out roots.
         table: index of the latency table.
     """
     roots, static = validation.roots, training.static()[table]

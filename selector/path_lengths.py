@@ -1,8 +1,8 @@
 """Lengths of single paths, chosen by a selector for all requests of an engine's batch.
 
-An engine that verifies paths hands out no features of the target. So the selector has to be one
-that was trained with selector.features=draft, or one that exported the best static tree, for which
-the best static path is taken.
+An engine that verifies paths exposes no features of the target. So the selector must have been
+trained with selector.features=draft, or have exported the best static tree, in whose place the best
+static path is taken.
 """
 
 from collections.abc import Sequence
@@ -22,24 +22,24 @@ from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
 
 LONGEST_PATH = L1_MAX + L2_MAX
-"""Tokens of the longest path that a selector knows."""
+"""Tokens of a selector's longest path."""
 PART = 32
-"""Requests whose distributions are in memory at once: of 150,000 tokens each, 0.2 GB."""
+"""Requests whose distributions are in memory at once: 0.2 GB for 150,000 tokens."""
 
 
 class PathLengths:
     """Choose how many tokens to draft for each request of a batch, as vLLM's `Lengths`.
 
     The lengths are the argmax of the selector's logits over its paths, (1, 0, L). Steps are priced
-    by the number of nodes, not by Eq. 11, as if all requests of the batch drafted the same number
-    of tokens: see `at_batch`.
+    by the number of nodes, not by Eq. 11, and as if all requests of the batch drafted equally many
+    tokens: see `at_batch`.
 
     Args:
         selector: without target features, or with the best static tree for `setting`.
-        model: the draft, whose logits are looked at.
+        model: the draft, which gives logits.
         max_tokens: the largest length.
-        setting: that the target samples under.
-        overhead: seconds that the engine takes in a step beside the models' passes.
+        setting: of the target's sampling.
+        overhead: seconds of a step outside the models' passes.
 
     Raises:
         UserError: the selector needs target features; there is no table; or the draft has another
@@ -68,7 +68,7 @@ class PathLengths:
         self.overhead = overhead
         self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
         self._prices: dict[int, tuple[StepCosts, int | None]] = {}
-        # Inputs of the network as in training: of one sequence, whatever the engine takes beside.
+        # Inputs of the network as in training: prices of one sequence, without the overhead.
         self._passes = table.passes(grid_context(torch.arange(LONGEST // SPACING + 2))).float()
         if schema.target_hidden and self._priced(1)[1] is None:
             raise UserError(
@@ -81,7 +81,7 @@ class PathLengths:
         """Return the length for each request.
 
         Args:
-            drafters: [B], of which `previous` and `root` are read.
+            drafters: [B]; `previous` and `root` are read.
             contexts: [B], committed tokens.
         """
         costs, static = self._priced(len(drafters))
@@ -107,7 +107,7 @@ class PathLengths:
         return logits[:, self.paths].argmax(-1).tolist()
 
     def _priced(self, sequences: int) -> tuple[StepCosts, int | None]:
-        """Price a batch of so many, and find the one length of a selector that does not choose."""
+        """Price a batch of so many sequences, and find the length of a static export, or None."""
         sequences = min(sequences, max(self.table.sequences, default=1))
         if sequences not in self._prices:
             table, setting = at_batch(self.table, sequences, self.overhead), self.setting
@@ -122,8 +122,8 @@ class PathLengths:
 def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> LatencyTable:
     """Price a step of so many sequences whose drafts run one after the other.
 
-    As `LatencyTable.batched`, but for the drafts, and with `overhead` seconds once. A table without
-    the axis of sequences prices a step of one sequence.
+    Otherwise as `LatencyTable.batched`, plus `overhead` seconds. A table without the axis of
+    sequences prices a step of one sequence.
     """
     count = sequences if table.sequences else 1
     together = table.batched(count)

@@ -32,13 +32,13 @@ class NeuralPolicy(TreePolicy):
     Attributes:
         table: by which steps are priced.
         verifier: for the decoder.
-        counts: how often each tree was taken, over all sequences since they were cleared.
-        seconds: the part of the last draft that choosing took.
+        counts: steps by chosen tree, over all sequences since they were cleared.
+        seconds: of choosing, in the last draft.
 
     Args:
         selector: as trained or loaded.
-        table: prices the steps; None: the table that the selector was exported with. They are
-            priced by the rule that it was trained under.
+        table: prices the steps; None: the table of the selector's export. The pricing rule is the
+            training's.
 
     Raises:
         UserError: there is no table; a verifier does not take delayed trees; or, at the first step,
@@ -50,7 +50,7 @@ class NeuralPolicy(TreePolicy):
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
         self.selector, self.table, schema = selector.eval(), selector.prices(table), selector.schema
-        selector.network.float()  # the inputs' type, whatever the default one was at loading
+        selector.network.float()  # the inputs' dtype, whatever torch's default was at loading
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(self.table, schema.verifier, LONGEST, schema.pricing)
@@ -59,14 +59,14 @@ class NeuralPolicy(TreePolicy):
 
     @property
     def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
-        """Setting that drafts were warped with in training; None: the target's."""
+        """Sampling setting of drafts in training; None: the target's."""
         setting = self.selector.schema.draft_setting
         return SamplingSetting(*setting) if setting else None
 
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
-        """Warn where a decoder differs from what the selector was trained with.
+        """Warn where a decoder differs from the selector's training.
 
-        Its text stays lossless, but the trees are chosen for others.
+        Its text stays lossless, but its trees may be poor.
         """
         schema = self.selector.schema
         draft = None if drafter is None else drafter.model
@@ -122,7 +122,7 @@ class NeuralPolicy(TreePolicy):
         return int(self.selector(*states, scalars, seconds).argmax())
 
     def static(self, setting: SamplingSetting) -> int | None:
-        """Return the tree that is always taken under a setting, or None: the network chooses."""
+        """Return the static tree of a setting, or None where the network chooses."""
         if setting not in self._static:
             chosen = self.selector.static_action(setting.temperature, setting.top_p, self._costs)
             self._static[setting] = chosen

@@ -1,9 +1,9 @@
-"""Prices of draft trees: the times of a step's parts, measured or modelled, and every tree's time.
+"""Prices of draft trees: seconds of a step's parts, and of whole steps by tree.
 
 Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at
 a longer context, so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
-seconds, bilinearly interpolated. The first draft pass of a step has a time of its own: the target
-ran before it, so the draft's weights are not in the caches.
+seconds, bilinearly interpolated. The first draft pass of a step has its own time: the target ran
+before it, so the draft's weights are not in the caches.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
-"""Largest relative difference of prices between two repeats of a measurement that is trusted."""
-SPACING = 16  # tokens between the contexts at which steps are priced
-LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
+"""Largest trusted difference of prices between two repeats of a measurement, relative."""
+SPACING = 16  # tokens between priced contexts
+LONGEST = 1 << 14  # longest context that a decoder prices
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 EVERY_TREE = range(len(TREES))
@@ -65,28 +65,24 @@ class LatencyTable:
         nodes: sizes of the trees.
         widths: sizes of the levels.
         target: [contexts, nodes], a pass over a tree.
-        draft: [contexts, widths], a pass over one level and the draws from it. If `first` is given,
-            with warm caches.
-        verify: by verifier, [nodes], all else in a step: warping, the rule, commits.
-        models: sizes of the pair that it was measured on; empty in a table of no pair in
-            particular.
-        machine: what it was measured on, and with what.
+        draft: [contexts, widths], a pass over one level and its draws; with warm caches if `first`
+            is given.
+        verify: by verifier, [nodes], the rest of a step: warping, rule, commits.
+        models: sizes of the measured pair; empty for a table of no particular pair.
+        machine: conditions of the measurement.
         first: [contexts], the step's first draft pass, which commits the root; empty: as a pass
             over one token.
-        second: [contexts], what the first later draft pass takes more than the others; empty:
-            nothing.
+        second: [contexts], extra seconds of the second draft pass over later ones; empty: none.
         autoregressive: [contexts], a step of plain decoding; empty: the target's pass over one
             token and verification.
         branches: [K, depth], mean number of distinct nodes at each depth of K branches, K = 1, 2,
-            ...; empty: K, since equal draws are not merged.
+            ...; empty: K, as without merging equal draws.
         sequences: numbers of sequences in a batch.
         target_batch: [sequences, contexts, nodes], a pass over one tree of each sequence, padded to
-            so many nodes. For engines that decode in batches; the loop decodes one sequence.
+            equally many nodes. For engines that decode in batches; the loop decodes one sequence.
         draft_batch: [sequences, contexts, widths], likewise.
-        disagreement: the largest relative difference of prices between the last two repeats of the
-            measurement.
-        by_branches: the target runs every path from the root on for itself, so that its pass counts
-            K (1 + L1 + L2) nodes.
+        disagreement: largest relative difference of prices between two repeats of the measurement.
+        by_branches: the target runs every path from the root by itself: K (1 + L1 + L2) nodes.
     """
 
     contexts: Knots
@@ -140,7 +136,7 @@ class LatencyTable:
         """Read a table.
 
         Raises:
-            UserError: `path` holds no complete table, or not what `save` wrote there.
+            UserError: `path` holds no complete table, or was changed after `save`.
         """
         table: LatencyTable = typed(FORMAT.load(Path(path)), cls)
         return table
@@ -166,7 +162,7 @@ class LatencyTable:
                 )
 
     def passes(self, context: Tensor) -> Tensor:
-        """[R, 2] seconds of one draft and one target pass over one token at `context` [R].
+        """Return seconds [R, 2] of one-token passes of draft and target at `context` [R].
 
         They are features of the selector.
         """
@@ -175,13 +171,13 @@ class LatencyTable:
     def steps(
         self, context: Tensor, verifier: str | None = None, shapes: Tensor = SHAPES
     ) -> Tensor:
-        """[R, A] seconds of a step with each of the trees `shapes` [A, 3] at `context` [R] tokens.
+        """Return seconds [R, A] of a step with the trees `shapes` [A, 3] at `context` [R] tokens.
 
         A first draft pass at the root, which also feeds the selector, then one for every trunk
-        token and every level of branches but the last; one target pass over all nodes; and what
-        `verifier` takes, if the table knows it. Draws that coincide are merged as often as in
-        `branches`. Example without merging: (4, 3, 2) takes a first and four later draft passes and
-        a target pass over 12 nodes.
+        token and every level of branches but the last; one target pass over all nodes; and
+        `verifier`, if the table has it. Equal draws are merged as often as in `branches`. Example
+        without merging: (4, 3, 2) takes a first and four later draft passes and a target pass over
+        12 nodes.
         """
         context = context.double()[:, None]
         branches = self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)]
@@ -202,7 +198,7 @@ class LatencyTable:
         return seconds
 
     def steps_eq11(self, context: Tensor) -> Tensor:
-        """[R, 233] seconds by Eq. 11 (NDE paper): each pass as one token at a longer context."""
+        """Return seconds [R, 233] by Eq. 11 (NDE paper): a pass as one token, further on."""
         context = context.double()[:, None]
         k, l1, l2 = SHAPES.double().unbind(-1)
         seconds = self._target(context + l1 + k * l2, 1)
@@ -212,9 +208,9 @@ class LatencyTable:
         return seconds
 
     def plain(self, context: Tensor) -> Tensor:
-        """[R] seconds of a step of plain decoding.
+        """Return seconds [R] of a step of plain decoding.
 
-        Without a measurement, the target's pass over the root, and verification as cheap as any.
+        If not measured: the target's pass over the root, and the cheapest verification.
         """
         if self.autoregressive:
             return self._line(self.autoregressive, context)
@@ -222,12 +218,12 @@ class LatencyTable:
         return self._target(context, 1) + verify
 
     def batched(self, sequences: int) -> "LatencyTable":
-        """Prices of a step in which so many sequences draft and verify together, as in an engine.
+        """Price a step in which so many sequences draft and verify together, as in an engine.
 
-        Passes were measured over several sequences (`target_batch`, `draft_batch`); between two
-        measured numbers prices are linear. What is known of one sequence alone grows as a pass over
-        one token of each sequence does: the first draft passes as the draft's, verification and
-        plain decoding as the target's.
+        Passes were measured over several sequences (`target_batch`, `draft_batch`), with linear
+        interpolation between the numbers. Other parts, measured for one sequence, grow like a pass
+        over one token of each sequence: first draft passes like the draft's, verification and plain
+        decoding like the target's.
 
         Raises:
             UserError: so many were not measured.
@@ -278,9 +274,9 @@ FORMAT = Format("latency table", "measure it again (stage=latency force=true)", 
 class StepCosts:
     """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
 
-    seconds: [G, C] float32, up to `longest` tokens; passes: [G, 2], see
-    `LatencyTable.passes`. `rule` is "table", or "eq11" for the NDE paper's. trees: indices of those
-    that are priced by the table; no other tree has a price (infinity).
+    seconds: [G, C] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
+    `rule`: "table", or "eq11" for the NDE paper's. trees: indices of priced trees; the others cost
+    infinity.
     """
 
     def __init__(
@@ -304,33 +300,33 @@ class StepCosts:
         return seconds
 
     def at(self, context: Tensor) -> Tensor:
-        """Seconds [R, C] at `context` [R]; beyond `longest` the last ones count."""
+        """Return seconds [R, C] at `context` [R], clamped to `longest`."""
         return self.seconds[self.row(context)]
 
     def row(self, context: Context) -> Context:
-        """Index of the nearest context of the grid."""
+        """Return the index of the nearest context of the grid."""
         nearest = (context + SPACING // 2) // SPACING
         last = len(self.seconds) - 1
         return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
 
     def mean(self, counts: Tensor) -> Tensor:
-        """[C]: mean seconds over the contexts that `context_counts` counted, however long."""
-        seen = counts.nonzero()[:, 0]  # of the others an infinite price would not count as zero
+        """Return mean seconds [C] over the contexts in `context_counts`, however long."""
+        seen = counts.nonzero()[:, 0]  # 0 times an infinite price would be NaN
         return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
 
 
 def grid_context(row: Tensor) -> Tensor:
-    """Context at which row number `row` of `StepCosts` is priced."""
+    """Return the context at which row number `row` of `StepCosts` is priced."""
     return (SPACING * row).clamp(min=1)
 
 
 def context_counts(context: Tensor) -> Tensor:
-    """[G]: how many of the contexts [R] are nearest to each row of the grid."""
+    """Count the contexts [R] nearest to each row of the grid: [G]."""
     return ((context + SPACING // 2) // SPACING).bincount()
 
 
 def level_widths(shape: Sequence[int], branches: Sequence[Sequence[float]]) -> list[float]:
-    """Mean numbers of nodes at depth 1, 2, ... of a tree, by `LatencyTable.branches`."""
+    """Return mean numbers of nodes at depth 1, 2, ... of a tree, by `LatencyTable.branches`."""
     k, l1, l2 = shape
     return [1.0] * l1 + ([1.0] * l2 if k == 1 else [*branches[k - 1][:l2]])
 
@@ -356,17 +352,14 @@ def _scaled(seconds: Line, factor: np.ndarray) -> Line:
 
 
 def linear(knots: list[int], values: list[float], x: Tensor) -> Tensor:
-    """Interpolate values [knots] linearly at x. Outside the knots, the last one counts."""
+    """Interpolate values [knots] linearly at x, clamped to the knots."""
     return torch.from_numpy(np.interp(x, knots, values))
 
 
 def bilinear(
     rows: list[int], columns: list[int], values: Grid, x: Tensor, y: Tensor | int
 ) -> Tensor:
-    """Interpolate values [rows][columns] bilinearly at (x, y), which are broadcast.
-
-    Outside the grid, its edge counts.
-    """
+    """Interpolate values [rows][columns] bilinearly at (x, y), broadcast, clamped to the grid."""
     places = (np.interp(at, axis, range(len(axis))) for at, axis in ((x, rows), (y, columns)))
     grid, at = np.array(values, float), np.broadcast_arrays(*places)
     return torch.from_numpy(map_coordinates(grid, at, order=1, mode="nearest"))

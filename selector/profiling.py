@@ -1,12 +1,12 @@
-"""Profiling: what a step costs with a pair on this machine, measured in the decode loop.
+"""Profiling: the latency table of a pair on this machine, measured in the decode loop.
 
-Steps are run as the loop runs them: real drafter, target, caches and verification, warping
-included. Each of `PROBES` is drafted in every round, in random order, at every context, twice in a
-row, since a step's time also depends on the tree before it: the loop times the phases of the second
-one. `nde_talf.selector.table_fit` splits these times into the parts of a `LatencyTable`.
+Steps use the real drafter, target, caches and verification, warping included. Each of `PROBES` is
+drafted in every round, in random order, at every context, twice in a row, since a step's time also
+depends on the tree before it: the second one is timed, by phases. `nde_talf.selector.table_fit`
+splits these times into the parts of a `LatencyTable`.
 
-Plain decoding, whose steps are quicker than those that draft no token, is timed apart. Rounds come
-in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
+Plain decoding is timed apart: its steps are quicker than drafting steps without a drafted token.
+Rounds come in batches. Batches are run until two give the same prices up to `AGREE`.
 """
 
 import random
@@ -44,9 +44,7 @@ MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
 PLAIN_STEPS = 12
 ROOM = 96
-"""Tokens of context after the longest one that profiling needs: as far as a stream may go before it
-starts again.
-"""
+"""Tokens of context needed beyond the longest one: a stream grows so far before it restarts."""
 BATCH_ROUNDS = 4
 BATCH_TOKENS = 1 << 13  # of context, up to which passes over many sequences are timed together
 
@@ -57,8 +55,8 @@ class Conditions(NamedTuple):
     """Conditions under which measured steps are decoded.
 
     settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
-    draft_setting: what drafts are warped with; None: like the target. batches: passes over several
-    sequences are timed too.
+    draft_setting: of the drafts; None: the target's. batches: also time passes over several
+    sequences.
     """
 
     settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
@@ -86,7 +84,7 @@ def measure_latency(
         target: the large model.
         draft: the small one.
         text: tokens that sequences start with, repeated as needed.
-        contexts: committed tokens at which steps are timed; cut to what both models can take.
+        contexts: committed tokens at which steps are timed; cut to the models' contexts.
         verifiers: rules to time.
         repeats: rounds in a batch.
         conditions: settings and shapes.
@@ -118,7 +116,7 @@ def measure_latency(
 
 
 def machine(target: CausalModel, draft: CausalModel) -> dict[str, str]:
-    """Name what decides a pair's prices: processor, threads, torch, models and their passes."""
+    """Describe the conditions of a pair's prices: processor, threads, torch, models, passes."""
     on_gpu = target.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(target.device) if on_gpu else cpu_model(),
@@ -133,7 +131,7 @@ def machine(target: CausalModel, draft: CausalModel) -> dict[str, str]:
 
 
 def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
-    """Fit the two batches of rounds that agree best, once two agree or enough were run."""
+    """Fit the two batches of rounds that agree best, once two agree or MAX_BATCHES were run."""
     batches: list[list[Probed]] = []
     tables: list[LatencyTable] = []
     pairs: list[tuple[float, int, int]] = []  # disagreement of two batches
@@ -154,7 +152,7 @@ def _agreed(bench: "_Bench", repeats: int) -> LatencyTable:
 
 
 def disagreement_of(one: LatencyTable, other: LatencyTable) -> float:
-    """Largest relative difference between two tables' prices of a tree, means over contexts."""
+    """Return the largest relative difference of two tables' tree prices, means over contexts."""
     contexts = torch.tensor(one.contexts)
     first, second = (
         torch.stack([table.steps(contexts, rule).mean(0) for rule in one.verify])
@@ -164,9 +162,9 @@ def disagreement_of(one: LatencyTable, other: LatencyTable) -> float:
 
 
 class _Probe(TreePolicy):
-    """A policy that drafts the tree that it is told to.
+    """A policy that drafts the tree `action`.
 
-    levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.
+    levels: by K, for each tree so far the numbers of nodes at depth 1, 2, ... of its branches.
     """
 
     trees = "delayed"
@@ -186,8 +184,8 @@ class _Probe(TreePolicy):
 class _Bench:
     """The pair's decoders, which wait for the device after every phase.
 
-    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the
-    same core do not add.
+    On a CPU with one thread the clock is the thread's CPU time, which other processes on the same
+    core do not increase.
     """
 
     def __init__(
@@ -215,7 +213,7 @@ class _Bench:
         self.plain: dict[int, list[float]] = defaultdict(list)
 
     def round(self, number: int) -> Iterator[Probed]:
-        """Every probe once at each context, and a few plain steps.
+        """Run every probe once at each context, and a few plain steps.
 
         Verifiers are dealt out anew, so that each meets every probe under every setting.
         """
@@ -234,7 +232,7 @@ class _Bench:
 
     def _plain_stream(self, context: int, number: int) -> None:
         steps = self._steps(self.alone, max(1, context - PLAIN_STEPS // 2), number)
-        # The prefill and four steps, whose caches are still cold, are left out.
+        # Without the prefill and four steps with cold caches.
         seconds = [sum(step.seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)]
         self.plain[context] += seconds if number else []
         steps.close()
@@ -242,7 +240,7 @@ class _Bench:
     def _stream(
         self, context: int, todo: list[tuple[Action, str]], number: int
     ) -> Iterator[Probed]:
-        # Streams move on until they are `ROOM` longer, so their mean is about `context`.
+        # Streams grow by `ROOM` at most, so their mean is about `context`.
         start, probe = max(1, context - ROOM // 3), self.probe
         while todo:
             steps = self._steps(self.drafting, start, number)
@@ -269,12 +267,12 @@ def _batched(
     single: list[list[float]],
     clock: Clock,
 ) -> list[list[list[float]]]:
-    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences.
+    """Return seconds [sequences][contexts][rows] of a pass over `rows` of each of B sequences.
 
-    The passes are those of an engine that verifies B trees at once, padded to the same number of
-    rows, one mask for each. They are timed at the longest context that fits; what they take over
-    a pass of one sequence there counts at all contexts, from `single` [contexts][rows]. Where a
-    model takes no masks, or memory no batch, sequences count as run one after the other.
+    Like an engine that verifies B trees at once, padded to equal rows, with a mask for each. Passes
+    are timed at the longest context that fits. Their ratio to a pass of one sequence scales
+    `single` [contexts][rows] at all contexts. Without masks, or memory for a batch, sequences are
+    priced one after the other.
     """
     factors = np.array(SEQUENCES)[:, None]
     if model.form == "masks":
@@ -293,7 +291,7 @@ def _batched(
 def _factors(
     model: CausalModel, text: Sequence[int], contexts: list[int], rows: Sequence[int], clock: Clock
 ) -> np.ndarray:
-    """[sequences, rows], how many times as long a pass over B sequences takes as over one."""
+    """Return ratios [sequences, rows] of a pass over B sequences to a pass over one."""
     clock = synchronised(clock, model.device)
     fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
     context = max(fitting or contexts[:1])

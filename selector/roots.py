@@ -1,8 +1,8 @@
-"""Labelled roots, and what every action costs there: a selector's training data.
+"""Labelled roots and the prices of actions at them: a selector's training data.
 
 A root is a position of a traced text at which a draft tree could start. `Roots` holds the traces of
-R of them, on any machine; `PricedRoots` adds latency tables, and with them the seconds of every
-action. Pure tensors.
+R roots, independent of the machine; `PricedRoots` adds latency tables and so every action's
+seconds. Pure tensors.
 """
 
 import warnings
@@ -23,14 +23,12 @@ from nde_talf.selector.objective import taken
 from nde_talf.selector.prices import LatencyTable, StepCosts, context_counts
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
-"""The scalars of a root that do not depend on the machine, in order.
+"""Scalars of a root, in order, without the machine's prices.
 
 Units: nats (entropies, divergences), probability (l1), tokens (context).
 """
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
-"""The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass
-at its context.
-"""
+"""Scalar inputs of the selector, in order: the root's, then seconds of one-token passes."""
 OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
 """Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
@@ -47,12 +45,12 @@ class Roots:
         h_p_previous: [R, H_p], the target's hidden state at the token before the root.
         h_q_previous: [R, H_q], the draft's there.
         h_q_root: [R, H_q], the draft's at the root.
-        scalars: [R, 9], ROOT_SCALARS as they are.
+        scalars: [R, 9], ROOT_SCALARS in their units.
         context: [R], committed tokens.
         setting: [R], index into `settings`.
-        prompt: [R], which prompt a root belongs to.
-        samples: by verifier, [R, s, A]: the labels, an estimate of E[tau + 1] of every tree from
-            each of s super-trees.
+        prompt: [R], number of a root's prompt.
+        samples: labels by verifier, [R, s, A]: E[tau + 1] of every tree, estimated from each of s
+            super-trees.
         settings: (temperature, top-p).
         kind: domain of each root's prompt.
     """
@@ -72,7 +70,7 @@ class Roots:
         return len(self.scalars)
 
     def where(self, chosen: Tensor) -> "Roots":
-        """The roots with `chosen` [R] True, or at these indices."""
+        """Return the roots with `chosen` [R] True, or at these indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
         tensors: Any = {name: x[index] for name, x in vars(self).items() if isinstance(x, Tensor)}
         samples = {name: labels[index] for name, labels in self.samples.items()}
@@ -85,7 +83,7 @@ class PricedRoots:
     """R roots with labels and costs of the C = 233 trees under a verifier.
 
     Attributes:
-        costs: one for each latency table.
+        costs: by latency table.
     """
 
     roots: Roots
@@ -109,27 +107,27 @@ class PricedRoots:
 
     @property
     def samples(self) -> Tensor:
-        """[R, s, C]: the labels by super-tree."""
+        """Labels by super-tree [R, s, C]."""
         return self.roots.samples[self.verifier]
 
     @cached_property
     def efficiency(self) -> Tensor:
-        """[R, C]: the labels, means over the super-trees."""
+        """Labels [R, C], means over the super-trees."""
         return self.samples.mean(1)
 
     def inputs(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
-        """[B, 11] (INPUT_SCALARS) of the roots `index` under one latency table."""
+        """Return INPUT_SCALARS [B, 11] of the roots `index` under one latency table."""
         costs, roots = self.costs[table], self.roots
         return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
     def seconds(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
-        """[B, C]: seconds of a step at the roots `index` under one latency table."""
+        """Return seconds of a step [B, C] at the roots `index` under one latency table."""
         return self.costs[table].at(self.roots.context[index])
 
     def logits(
         self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
     ) -> Tensor:
-        """[B, C]: a selector's logits at the roots `index` (all of them) under one table."""
+        """Return a selector's logits [B, C] at the roots `index`, None for all, under one table."""
         index = torch.arange(len(self)) if index is None else index
         roots = self.roots
         states = roots.h_p_previous, roots.h_q_previous, roots.h_q_root
@@ -144,21 +142,22 @@ class PricedRoots:
         return torch.cat(parts)
 
     def pace(self, action: Tensor, table: int) -> Tensor:
-        """[R]: seconds per token at every root with its `action` [R].
+        """Return seconds per token [R] at every root with its `action` [R].
 
-        The mean over roots is that over a text: see `nde_talf.selector.objective.best_static`.
+        The mean over roots equals the mean over a text: see
+        `nde_talf.selector.objective.best_static`.
         """
         costs = self.costs[table]
         seconds = costs.seconds[costs.row(self.roots.context), action]
         return seconds / taken(self.efficiency, action)
 
     def mean_tokens(self, index: Tensor) -> Tensor:
-        """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
+        """Return tokens per step [C] over the texts of the roots `index`: 1 / mean(1 / labels)."""
         inverse = ((1 / self.efficiency[some].double()).sum(0) for some in index.split(PART))
         return len(index) / torch.stack([*inverse]).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
-        """[M, C]: seconds per token over the texts of the roots `index`, by table."""
+        """Return seconds per token [M, C] over the texts of the roots `index`, by table."""
         counts = context_counts(self.roots.context[index])
         return torch.stack([costs.mean(counts) for costs in self.costs]) / self.mean_tokens(index)
 
@@ -167,7 +166,7 @@ class PricedRoots:
         return replace(self, roots=self.roots.where(chosen))
 
     def static(self, allowed: Tensor = EVERY_TREE) -> Tensor:
-        """[M, settings]: the action that is best used throughout, by table and sampling setting.
+        """Return the best single action [M, settings], by table and sampling setting.
 
         Raises UserError for a setting without roots.
 
@@ -184,7 +183,7 @@ class PricedRoots:
 
 
 def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[float]:
-    """[ratio, low, high] of tokens/s over a baseline's, with a 95 % bootstrap interval.
+    """Return [ratio, low, high] of tokens/s over a baseline's, a 95 % bootstrap interval.
 
     Args:
         pace: seconds per token [R].
@@ -196,14 +195,14 @@ def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[floa
 
 
 def setting_title(setting: tuple[float, float]) -> str:
-    """A (temperature, top-p) pair in words."""
+    """Write a (temperature, top-p) pair in words."""
     return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
 
 
 def draft_only(roots: Roots) -> Roots:
-    """Roots without the target's hidden states: [R, 0].
+    """Drop the target's hidden states: [R, 0].
 
-    A selector made for these sees no feature of the target, see `Selector.standardise`.
+    A selector trained on these uses no feature of the target, see `Selector.standardise`.
     """
     return replace(roots, h_p_previous=torch.empty(len(roots), 0))
 

@@ -1,4 +1,4 @@
-"""The models, rule and settings that a selector is made for, as its export describes them."""
+"""Schema of a selector: its models, rule and sampling settings."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -13,11 +13,11 @@ from nde_talf.decoding.verifier import Verifier
 
 
 def selectable(name: str, where: str) -> Verifier:
-    """Return the rule called `name`, for which a selector may choose trees.
+    """Return the rule called `name`, if a selector can choose trees for it.
 
     Raises:
-        UserError: naming the key or file `where`, for one that is not lossless on every delayed
-            tree at every temperature: a selector drafts these.
+        UserError: naming the key or file `where`, for a rule that is not lossless on every delayed
+            tree at every temperature.
     """
     fitting = [
         name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"
@@ -42,27 +42,26 @@ Setting = tuple[Annotated[float, Field(ge=0)], Share]
 
 @dataclass(frozen=True)
 class SelectorSchema:
-    """Models, rule and settings that a selector was made for.
+    """Models, rule and settings of a selector.
 
-    Raises UserError for a verifier that does not take delayed trees. The ranges are checked where
-    an export is read.
+    Raises UserError for a verifier that does not take delayed trees. Ranges are checked when an
+    export is read.
 
     Attributes:
-        target_hidden: size of the target's hidden states; 0: it looks at the draft's features
-            alone.
+        target_hidden: size of the target's hidden states; 0: the draft's features alone are used.
         draft_hidden: size of the draft's hidden states.
-        verifiers: the one whose trees it chooses.
-        settings: (temperature, top-p) it was trained under.
-        learned: for each of the settings, whether the network chooses; if not, choosing did not win
-            there in cross-validation, and the best static action is taken.
+        verifiers: one rule, whose trees it chooses.
+        settings: (temperature, top-p) of its training.
+        learned: for each setting, whether the network chooses; if not, choosing did not win in
+            cross-validation, and the best static action is taken.
         sharpness: see `Selector`.
         width: of the projections of the hidden states.
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
-        pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
-        draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is;
-            empty: not known.
-        pair: fingerprints of the models, "target" and "draft"; empty: not known.
+        pricing: "table", or "eq11", see `StepCosts`.
+        draft_setting: (temperature, top-p) that drafts were warped with; None: the target's; empty:
+            unknown.
+        pair: fingerprints of the models, "target" and "draft"; empty: unknown.
     """
 
     target_hidden: Natural

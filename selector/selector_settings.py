@@ -1,4 +1,4 @@
-"""Settings of `selector.*`: which selectors are trained, and how. Imports no torch."""
+"""Settings of `selector.*`: rules, network, objective, optimiser. Imports no torch."""
 
 from dataclasses import field
 from typing import Annotated
@@ -42,8 +42,8 @@ class SelectorConfig:
     Eq. 11 of the NDE paper.
     """
     features: Annotated[str, one_of(("both", "draft"))] = "both"
-    """Whose hidden states and distributions the network sees: "both" models', or "draft", the
-    draft's alone, for engines that do not hand out the target's, such as vLLM.
+    """Models whose hidden states and distributions the network sees: "both", or "draft" alone, for
+    engines that do not expose the target's, such as vLLM.
     """
     width: Width | None = None
     """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
@@ -66,14 +66,12 @@ class SelectorConfig:
     """
     tail_weight: Amount = 1.0
     """lambda of Eq. 12: weight of the roots where the policy loses most against the best static
-    tree. 0: without that term.
+    tree. 0 drops the term.
     """
     tail_fraction: Share = 0.05
     """alpha of Eq. 12: the fraction of a batch's roots in that term."""
     regression_weight: Amount = 4.0
-    """Weight of the deviance of the expected tokens that the network predicts. 0: without that
-    term.
-    """
+    """Weight of the deviance of the predicted expected tokens. 0 drops the term."""
     entropy_weight: Amount = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
     weighting: Annotated[str, one_of(("visits", "roots"))] = "visits"
@@ -87,22 +85,22 @@ class SelectorConfig:
     epochs: Number = 10
     """Passes over the training roots, at most."""
     folds: Annotated[int, Field(ge=2, le=1000)] = 4
-    """Parts of the training prompts; each is held out once, to find how long to train and where
-    choosing wins.
+    """Parts of the training prompts; each is held out once, to find the number of epochs and the
+    settings under which choosing wins.
     """
     fallback: bool = True
     """Export the best static tree for a sampling setting where choosing does not win by min_gain.
     false: always the network, as in the NDE paper.
     """
     min_gain: Annotated[float, Field(ge=-1, le=10)] = 0.02
-    """Gain that choosing must have under a sampling setting, a fraction of tokens/s; if it has not,
-    the best static tree is exported for that setting. Choosing costs 1.8 ms a step on a slow EPYC.
+    """Least gain of choosing under a sampling setting, a fraction of tokens/s; below it the best
+    static tree is exported for that setting. Choosing costs 1.8 ms per step on a slow EPYC.
     """
     seed: Seed = 0
     """Seed of the initial weights, the order of the roots and dropout."""
 
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
-        """`width` and `hidden` for a draft of this hidden size.
+        """Return `width` and `hidden` for a draft of this hidden size.
 
         For example 32 and (128, 32) for 128, and the paper's 128 and (512, 32) from 512 on. The
         paper's models are thousands of units wide; beside a small pair its network is slow.

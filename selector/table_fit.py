@@ -3,9 +3,9 @@
 draft phase of (1, 0, 0) and of trees of depth 1  ->  first: the step's first draft pass. The target
                                                       ran before it, so the draft's weights are
                                                       cold.
-what deeper trees take more                       ->  draft: a later pass, warm, by the width of its
-                                                      level, and second: what the first of them
-                                                      takes more than the others
+extra draft seconds of deeper trees               ->  draft: a later pass, warm, by the width of its
+                                                      level, and second: extra seconds of the first
+                                                      later pass over the others
 target phase                                      ->  target: a pass over n nodes
 all else                                          ->  verify: warping, the rule, commits
 """
@@ -27,11 +27,11 @@ PROBES = tuple(
         *((2, 0, 2), (2, 2, 8), (3, 4, 4), (3, 0, 8), (4, 0, 2), (4, 0, 4), (4, 0, 8), (4, 8, 8)),
     )
 )
-"""The trees that are measured."""
+"""Trees to measure."""
 
 
 class Probed(NamedTuple):
-    """One step.
+    """One timed step.
 
     context: index of its context. seconds: of the phases draft, target and all else.
     """
@@ -50,14 +50,14 @@ def fit_table(
     levels: dict[int, list],
     by_branches: bool,
 ) -> LatencyTable:
-    """Fit the parts whose sums are closest to what `steps` took; none falls with tokens or context.
+    """Fit the parts whose sums are closest to the timed `steps`; none falls with tokens or context.
 
     Args:
         steps: as measured.
         contexts: committed tokens by index.
         verifiers: rules to price.
-        levels: by K, for each drafted tree the number of distinct nodes at depth 1, 2, ... of its
-            branches; empty where equal draws are not merged.
+        levels: by K, for each drafted tree the numbers of distinct nodes at depth 1, 2, ... of its
+            branches; empty if equal draws are not merged.
         by_branches: see `LatencyTable`.
     """
     probed = [[step for step in steps if step.action == action] for action in PROBES]
@@ -88,7 +88,7 @@ def fit_table(
 def _rest(
     probed: list[list[Probed]], verifier: str, nodes: list[float], knots: Sequence[int]
 ) -> np.ndarray:
-    """Seconds of all else in a step under a verifier, by number of nodes."""
+    """Return seconds of all else in a step under a verifier, by number of nodes."""
     points = [
         (size, _middle(took))
         for size, of_probe in zip(nodes, probed, strict=True)
@@ -99,7 +99,7 @@ def _rest(
 
 
 def _branches(levels: dict[int, list]) -> list[list[float]]:
-    """[K][depth]: mean number of distinct nodes; K where no tree was so deep."""
+    """Return the mean number of distinct nodes [K][depth]; K where no tree was so deep."""
     means = []
     for k in WIDTHS:
         counts = [[tree[d] for tree in levels.get(k, ()) if len(tree) > d] for d in range(L2_MAX)]
@@ -110,7 +110,7 @@ def _branches(levels: dict[int, list]) -> list[list[float]]:
 def _draft_passes(
     seconds: np.ndarray, branches: list[list[float]]
 ) -> tuple[float, float, np.ndarray]:
-    """Split draft phases: the first pass, what the second takes more, later ones by width.
+    """Split draft phases: first pass, extra seconds of the second, later passes by width.
 
     seconds: [probes].
     """
@@ -125,18 +125,17 @@ def _draft_passes(
 
 
 def rising(values: np.ndarray) -> np.ndarray:
-    """Isotonic regression: the closest sequence, in least squares, that does not fall.
+    """Return the closest sequence, in least squares, that does not fall (isotonic regression).
 
-    Adjacent violators are pooled along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4].
-    Rows that rise on their own still do afterwards.
+    Along the first axis. Example: [1, 3, 2, 4] -> [1, 2.5, 2.5, 4]. Rows that rise stay rising.
     """
     return np.apply_along_axis(lambda column: isotonic_regression(column).x, 0, values)
 
 
 def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
-    """Seconds at `knots`, from an isotonic fit to the points.
+    """Interpolate seconds at `knots` from an isotonic fit to the points.
 
-    Beyond the largest point they go on along the fit's overall slope.
+    Beyond the largest point they follow the fit's overall slope.
     """
     order = np.argsort(nodes, kind="stable")
     x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
@@ -145,15 +144,15 @@ def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) 
 
 
 def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
-    """[widths]: how many later draft passes of each width an action takes.
+    """Count an action's later draft passes by width [widths].
 
-    Those between two widths are shared out.
+    A pass between two widths is split between them.
     """
     levels = level_widths(action, branches)[:-1]
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
 
 
 def _middle(values: Sequence) -> np.ndarray:
-    """Mean along the first axis without the smallest and the largest tenth."""
+    """Return the mean along the first axis without the smallest and the largest tenth."""
     cut = len(values) // 10
     return np.sort(values, 0)[cut : len(values) - cut].mean(0)

@@ -59,7 +59,7 @@ def train_selector(
     """Cross-fit, then train on all `training` roots for as many epochs as the folds needed.
 
     With `config.fallback`, a setting whose interval is not all above 1 + `config.min_gain` gets its
-    best static action. `validation` is only logged.
+    best static action. The gain on `validation` is only logged.
     """
     crossed = cross_fit(training, config, folder, title)
     selector, _ = fit_selector(training, validation, config, crossed.epochs, loggers)
@@ -80,7 +80,7 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
         if not path.exists():
             write_sealed(path, _fold(training, fold_of == fold, config))
         parts.append(read_sealed(path, "delete it, and this fold is trained again"))
-    order = fold_of.argsort(stable=True)  # the roots as they lie in the folds
+    order = fold_of.argsort(stable=True)  # the roots in the order of the folds
     paces = torch.cat([torch.tensor(part["paces"]).double() for part in parts], -1)
     setting, prompt = training.roots.setting[order], training.roots.prompt[order]
     gains = []
@@ -110,7 +110,7 @@ def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig) -> di
 def pace_beside_static(
     selector: Selector, roots: PricedRoots, static: Tensor, table: int
 ) -> Tensor:
-    """[2, R]: seconds per token of the most probable actions, and of the static ones.
+    """Return seconds per token [2, R] of the most probable actions, and of the static ones.
 
     static: [tables, settings], as `PricedRoots.static` gives it.
     """
@@ -119,9 +119,9 @@ def pace_beside_static(
 
 
 def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
-    """[R]: a fold in 0 .. folds - 1 for every root, all roots of a prompt [R] together.
+    """Return a fold in 0 .. folds - 1 for every root [R], the same for all roots of a prompt [R].
 
-    Where there are fewer prompts than folds, each is a fold. Raises UserError where there is one.
+    With fewer prompts than folds, each prompt is a fold. Raises UserError for one prompt.
     """
     ids, group = prompt.unique(return_inverse=True)
     if len(ids) == 1:
@@ -134,12 +134,11 @@ def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
 
 
 def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
-    """Make an untrained selector that knows its inputs' scales and the static actions.
+    """Make an untrained selector with its inputs' scales and the static actions.
 
-    With initialisation="static" it prefers what is best over all training roots: of every action
-    the network predicts the tokens a step over their texts, or, where it has to know prices too,
-    the throughput. Training then learns where to deviate. With "random" the network is as torch
-    initialises it.
+    With initialisation="static" it prefers the actions that are best over all training roots: the
+    network predicts every action's tokens per step over their texts, or with sharpness 0 its
+    throughput. Training then learns deviations. "random": torch's own initial weights.
     """
     roots, tables = training.roots, range(len(training.costs))
     target_hidden, draft_hidden = roots.h_p_previous.shape[1], roots.h_q_root.shape[1]

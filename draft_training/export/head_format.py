@@ -4,13 +4,13 @@
 an input layer norm. Embedding and lm_head stay the target's. `config.json` is the config of one
 layer with one more key, `draft_head`, which other loaders ignore: the format, the family of the
 layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2 layers have a
-Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It has no place
-for a soft cap, which changes the head's probabilities there, but neither its most likely tokens nor
-the text. Layers with more norms (Qwen3, Gemma 2 and 3) have their own config, which vLLM's EAGLE
+Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It cannot hold a
+soft cap, which changes the head's probabilities in vLLM, but neither its most likely tokens nor the
+text. Layers with more norms (Qwen3, Gemma 2 and 3) have their own config, which vLLM's EAGLE
 loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout:
 its layer is called `midlayer`, it has norms and an lm_head of its own, `config.json` has the
-layers' numbers and its norms (`NORMS`), and with a draft vocabulary there are d2t and t2d
-(`draft_vocab`). Nothing here knows training.
+layers' numbers and its norms (`NORMS`), and a draft vocabulary is stored as d2t and t2d
+(`draft_vocab`).
 """
 
 import hashlib
@@ -62,10 +62,10 @@ class Note(TypedDict):
 FORMAT = Format("draft head", "export the head again with stage=draft force=true", Note)
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size,
-lm_head_signs_sha256, target_signs_sha256, trained_in (the precision; null where it is not known),
-sizes (fields of the layer's configuration that are not the target's: those of a published head
-that it was trained from), and d2t where it drafts some tokens and the target's readout is used (see
-`draft_vocab`; an engine drafts from the whole readout).
+lm_head_signs_sha256, target_signs_sha256, trained_in (the precision, or null), sizes (fields of the
+layer's configuration that differ from the target's, as inherited from a published head), and d2t
+for a draft vocabulary on the target's readout (see `draft_vocab`; an engine drafts from the whole
+readout).
 """
 
 SIGNS = ("lm_head_signs_sha256", "target_signs_sha256")
@@ -89,9 +89,9 @@ _SERVED = (
     LAYERS,
     *SIZES,
 )
-"""Keys of config.json that another reader of the export goes by."""
+"""Keys of config.json that other readers of the export use."""
 SAMPLE = 4096
-"""Numbers of a weight that `target_fingerprint` looks at, at most."""
+"""Most numbers of a weight in `target_fingerprint`."""
 
 LOOP = """
 ```python
@@ -131,8 +131,8 @@ def fingerprint(target: CausalModel) -> str:
 def target_fingerprint(target: CausalModel) -> str:
     """Hash all weights' names and shapes and the signs of some numbers of each (sha256).
 
-    It is the same in float32, bfloat16 and float16, and another for a target that was trained
-    further with the same lm_head.
+    It is the same in float32, bfloat16 and float16, and differs after further training with the
+    same lm_head.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(target.module.named_parameters()):
@@ -143,7 +143,7 @@ def target_fingerprint(target: CausalModel) -> str:
 
 
 def _identity(target: CausalModel) -> dict[str, int | str]:
-    """Describe the target that a head belongs to, as its note has it."""
+    """Return the fields of a head's note that identify its target."""
     return {
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
@@ -153,7 +153,7 @@ def _identity(target: CausalModel) -> dict[str, int | str]:
 
 
 def _served(head: EagleHead) -> dict[str, Any]:
-    """Return what config.json says of a head, without our note."""
+    """Return config.json of a head, without our note."""
     config = served_config(head.config, head.family) | {"dtype": "float32"}
     if head.feature_layers:
         config |= {
@@ -165,7 +165,7 @@ def _served(head: EagleHead) -> dict[str, Any]:
     elif head.target.readout.scale != 1:
         config["logit_scale"] = head.target.readout.scale
     rope = config.get("rope_parameters") or {}
-    if "rope_theta" in rope:  # readers of the time before rope_parameters look for both apart
+    if "rope_theta" in rope:  # readers older than rope_parameters expect two keys
         scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
         config["rope_theta"] = rope["rope_theta"]
         config["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
@@ -175,9 +175,7 @@ def _served(head: EagleHead) -> dict[str, Any]:
 def save_head(head: EagleHead, folder: str | Path) -> Path:
     """Write `head` to `folder` (float32) with checksums and a model card, atomically.
 
-    An older head there is replaced.
-
-    Returns the folder.
+    An older head in it is replaced. Returns the folder.
     """
     folder = Path(folder)
     config = _served(head)
@@ -214,9 +212,9 @@ def load_head(
     dtype: torch.dtype | None = None,
     any_weights: bool = False,
 ) -> EagleHead:
-    """Load the head in `folder`, in evaluation mode, for `target`, on whose device it is.
+    """Load the head in `folder`, in evaluation mode, on the device of `target`.
 
-    It was exported here, or published (`published`).
+    It is our export, or a published head (`published_heads`).
 
     Args:
         folder: of the export.
@@ -224,12 +222,12 @@ def load_head(
         dtype: of its weights; None: the target's.
         any_weights: a target with other numbers in weights of the same shapes is taken, and told.
 
-    Raises UserError if there is none, if a file is not as it was written, if its weights are not
-    exactly a head's, or if it was trained beside another target.
+    Raises UserError if there is none, if a file was changed, if its weights are not exactly a
+    head's, or if it was trained beside another target.
     """
     folder = Path(folder)
     config = read_json(folder / CONFIG, again="give the folder that stage=draft exported")
-    # where there are checksums it is an export without its note
+    # with checksums it is an export that lost its note
     if NOTE not in config and not (folder / CHECKSUMS).exists():
         return load_layout(folder, config, target, dtype)
     note = config.get(NOTE)
@@ -284,8 +282,8 @@ def write_head_card(
 
     Args:
         folder: the export.
-        head: what was exported.
-        facts: how it was trained.
+        head: that was exported.
+        facts: about its training.
         figures: of `held_out_report`.
     """
     target, reason = head.target, not_for_vllm(head.family)

@@ -1,11 +1,10 @@
-"""Draft heads that others published: the loop decodes with them, and a training starts from them.
+"""Draft heads that others published, for decoding and as the start of a training.
 
 They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`,
 `norm`, `lm_head`; EAGLE 3.1 has more norms, `NORMS`), or of the speculators library (the same
 names, `layers.0` for both, and the layer's configuration inside another). The layer may have sizes
 of its own, such as a wider MLP than the target's, and be of another family. Such a folder does not
-say which target it belongs to. What can be compared is the sizes, and the copy of the target's
-embedding that most of them hold.
+name its target. Sizes are compared, and the copy of the target's embedding that most heads hold.
 """
 
 from pathlib import Path
@@ -26,10 +25,10 @@ from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.training_settings import FAMILY, LLAMA, NORMS
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
-"""The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
+"""Key of config.json: numbers of the target's layers whose features an EAGLE-3 head takes."""
 CONFIG, _AGAIN = "config.json", "fetch it again"
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""Files that may hold the weights; the first that is there is read."""
+"""Files that may hold the weights; the first existing one is read."""
 SIZES = (
     "intermediate_size",
     "num_attention_heads",
@@ -42,8 +41,7 @@ SIZES = (
     "mlp_bias",
 )
 _NORM_WEIGHTS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
-# fraction of signs in which two copies of one embedding agree at least: in half precision a few
-# become zero
+# least fraction of equal signs in two copies of one embedding: in half precision a few become zero
 _SAME = 0.999
 
 
@@ -61,11 +59,11 @@ def load_layout(
         config: content of its config.json.
         target: whose head it is.
         dtype: of its weights; None: the target's.
-        layer: kind of its layer, and fields of its configuration that are not the target's; None:
-            those of `config`.
+        layer: kind of its layer, and fields of its configuration that differ from the target's;
+            None: read from `config`.
 
     Raises:
-        UserError: it is no head, one of another wiring, or one for another target.
+        UserError: it is no head, has another wiring, or belongs to another target.
     """
     weights, hidden = _weights(folder), target.hidden_size
     shape = weights.get("fc.weight", torch.empty(0)).shape
@@ -118,7 +116,7 @@ def _check_layers(folder: Path, layers: list[int], three: bool, target: CausalMo
 def _wiring(
     folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
 ) -> tuple[list[int], list[str]]:
-    """Return the target's layers that a head takes (none where it does not say), and its norms.
+    """Return the target's layers that a head takes (none if unnamed), and its norms.
 
     Raises UserError where `weights` has other norms.
     """
@@ -143,7 +141,7 @@ def _layer_of(
 ) -> tuple[str, dict[str, Any]]:
     """Return the kind of a published head's layer, and its sizes.
 
-    Files name a Llama layer also where it has the biases of Qwen 2 or the norms of Qwen 3.
+    Files call a layer Llama's even with the biases of Qwen 2 or the norms of Qwen 3.
     """
     inner = config.get("transformer_layer_config", config)
     own = inner.get("model_type") == target.config.model_type
@@ -162,8 +160,7 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
     """Check the sizes of a head's layer before it is made.
 
     Raises:
-        ValueError: they are no sizes of a layer, or of one that is larger than all `weights`
-            together.
+        ValueError: they are no sizes of a layer, or claim more numbers than all `weights` hold.
     """
     if unknown := sorted(sizes.keys() - {*SIZES, "fc_bias"}):
         raise ValueError(f"the size '{unknown[0]}' is not known")
@@ -178,7 +175,7 @@ def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: Causa
 
 
 def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> None:
-    """Give `head` its weights.
+    """Load weights into `head`.
 
     Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite.
     """
@@ -198,9 +195,9 @@ def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> No
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """The weights by name, without tables of angles.
+    """Read the weights by name, without tables of angles.
 
-    Raises UserError if there are none that can be read.
+    Raises UserError if there are none, or unreadable ones.
     """
     file = next((folder / name for name in FILES if (folder / name).exists()), None)
     if file is None:
@@ -218,7 +215,7 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _same_signs(copy: Tensor, target: CausalModel) -> bool:
-    """Return whether a head's copy of an embedding is that of `target`."""
+    """Return whether a head's copy of an embedding matches `target`'s."""
     embedding = target.module.get_input_embeddings().weight
     if copy.shape[1:] != embedding.shape[1:]:
         return False

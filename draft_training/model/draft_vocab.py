@@ -1,7 +1,7 @@
 """The draft vocabulary: the tokens that a head can draft.
 
-A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be
-added to an index in it for the id there; t2d [V] (bool): which ids are in it.
+A draft vocabulary is a rising tensor of ids [D] among the target's V tokens. Files hold it as
+d2t [D] (int64), id minus index, and t2d [V] (bool), true for ids in it.
 """
 
 import torch
@@ -11,20 +11,19 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 
 COVERED = 0.98
-"""Share of the text that a draft vocabulary covers where nothing else is asked for."""
+"""Default share of the text that a draft vocabulary covers."""
 SMALL = 8192
-"""Of fewer tokens none is left out unasked: a level gains little, and a timing would decide it."""
+"""Below this number of tokens `auto` keeps all: little is gained, and noise would decide."""
 
 
 def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | None:
     """Find the most frequent ids of a target's `vocab_size`, ascending.
 
-    Tokens of `rows` whose prediction counts are counted; of equally frequent ids the lower one is
-    taken.
+    Counts the tokens of `rows` whose prediction counts; ties go to the lower id.
 
-    size: the number of ids. Below 1: the share of new text that the fewest ids shall cover; None if
-    that takes all. The share of tokens seen once in `rows` estimates how much of new text is unseen
-    (Good-Turing).
+    size: the number of ids. Below 1: the share of new text to cover with the fewest ids; the result
+    is None if that takes all. The share of tokens seen once in `rows` estimates the unseen part of
+    new text (Good-Turing).
 
     Raises UserError for a number that is not below `vocab_size`.
     """
@@ -44,12 +43,12 @@ def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | N
 
 
 def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:
-    """The fraction of the tokens whose prediction counts in `rows` that can be drafted."""
+    """Return the fraction of counted tokens in `rows` that can be drafted."""
     return torch.isin(rows.tokens[rows.loss].cpu(), vocabulary).float().mean().item()
 
 
 def layout_of(vocabulary: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """d2t and t2d of a draft vocabulary."""
+    """Return d2t and t2d of a draft vocabulary."""
     inside = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, vocabulary, True)
     return {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": inside}
 
@@ -57,7 +56,7 @@ def layout_of(vocabulary: Tensor, vocab_size: int) -> dict[str, Tensor]:
 def vocabulary_in(weights: dict[str, Tensor], vocab_size: int, source: str) -> Tensor | None:
     """Take the draft vocabulary out of a head's weights; None if they have none.
 
-    Raises UserError, naming `source`, where d2t and t2d (which may be missing) do not say the same.
+    Raises UserError, naming `source`, if d2t and t2d contradict each other; t2d may be missing.
     """
     d2t, t2d = weights.pop("d2t", None), weights.pop("t2d", None)
     if d2t is None and t2d is None:

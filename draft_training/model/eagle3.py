@@ -2,16 +2,15 @@
 
 The layers are a low, a middle and a high one (Li et al. 2025, arXiv 2503.01840).
 
-fc turns the three into one [H], which the head's own output, before its final norm, replaces after
-drafted tokens. The decoder layer is Llama's, but its queries, keys and values read
-[norm(embedding), norm(feature)], and what attention is added to is the feature alone. Layers, norms
-and what is fed back are those of vLLM's `llama_eagle3`. EAGLE 3.1 norms each layer's features
-before fc, and feeds back the output after the final norm (`NORMS`). It drafts from the target's
-full vocabulary, or from a part of it, which its lm_head then has rows for: elsewhere its
-distribution is 0. It knows nothing of losses.
+fc turns the three into one feature [H]. After drafted tokens the head's own output, before its
+final norm, takes that feature's place. The decoder layer is Llama's, but its queries, keys and
+values read [norm(embedding), norm(feature)], and attention is added to the feature alone. Layers,
+norms and feedback follow vLLM's `llama_eagle3`. EAGLE 3.1 norms each layer's features before fc,
+and feeds back the output after the final norm (`NORMS`). The lm_head has a row for each token that
+can be drafted, all of them or a draft vocabulary; other tokens have probability 0.
 
 Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn
-at 20 times the rate that was meant (divergence from a target after 100 steps of Muon: 1.07 nats
+at 20 times the intended rate (divergence from a target after 100 steps of Muon: 1.07 nats
 against 0.23). Sizes are powers of 2, so that an exported fc holds them without rounding.
 """
 
@@ -38,10 +37,10 @@ _PROBE = 64  # tokens on which the size of the target's features is measured
 
 
 def three_layers(count: int) -> tuple[int, int, int]:
-    """After how many of a target's `count` layers its features are taken.
+    """Choose three of a target's `count` layers: features are taken after so many layers.
 
-    vLLM's default is 2, half and all but 3 of them. Where these are not three layers in ascending
-    order: 1, half and all but one, or 0, 1, 2 of fewer than four. Raises UserError for one layer.
+    vLLM's default is 2, half of them and all but 3. Below 7 layers: 1, half and all but one; below
+    4: 0, 1, 2. Raises UserError for one layer.
     """
     if count < 2:
         raise UserError(
@@ -56,12 +55,12 @@ def three_layers(count: int) -> tuple[int, int, int]:
 class Eagle3Head(EagleHead):
     """A head for `target` on features of three of its layers, concatenated [..., 3H].
 
-    Its methods mean what `EagleHead`'s do.
+    Its methods override `EagleHead`'s.
 
-    Output features are those before the final norm, or after it (norm_output). vocabulary: ids [D]
+    Output features are before the final norm, or after it (norm_output). vocabulary: ids [D]
     of the tokens it can draft, ascending; None: all. norms: some of `NORMS`. layers: of the
     target, whose features it takes; empty: `three_layers`. options: `EagleHead`'s dtype and
-    sizes. Raises UserError also where the layer would not be Llama's.
+    sizes. Raises UserError also for a layer that is not Llama's.
     """
 
     kind = "eagle3"
@@ -132,7 +131,7 @@ class Eagle3Head(EagleHead):
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
-        """Measure what fc reads of each layer on some tokens: size [3H] (rms), a power of 2.
+        """Measure the size [3H] (rms) of each layer's features on some tokens, as powers of 2.
 
         The median over the tokens: the first may be a thousand times as large.
         """
@@ -177,9 +176,9 @@ class Eagle3Head(EagleHead):
         return features
 
     def file_weights(self) -> dict[str, Tensor]:
-        """See `EagleHead.file_weights`: fc for features as they are, and the layer as `midlayer`.
+        """See `EagleHead.file_weights`: fc without the division by sizes.
 
-        That is EAGLE-3's own name, which SGLang and vLLM read.
+        The layer is named `midlayer`, EAGLE-3's own name, which SGLang and vLLM read.
         """
         fc = {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
         weights = self.state_dict() | fc
@@ -188,14 +187,14 @@ class Eagle3Head(EagleHead):
         return {name.replace(_LAYER, _FILE_LAYER): each for name, each in weights.items()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
-        """See `EagleHead.load_file_weights`; speculators calls the layer as it is called here."""
+        """See `EagleHead.load_file_weights`; speculators names the layer as this class does."""
         weights = {name.replace(_FILE_LAYER, _LAYER): weight for name, weight in weights.items()}
         self.load_state_dict(
             weights | {"fc.weight": weights["fc.weight"].float() * self.sizes.float().cpu()}
         )
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """See `EagleHead.entries`: the feature alone is added to."""
+        """See `EagleHead.entries`: attention is added to the feature alone."""
         layer = self.layers[0]
         normed = layer.hidden_norm(features)
         entries = torch.cat([layer.input_layernorm(self.embed(tokens)), normed], -1)

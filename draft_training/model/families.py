@@ -3,8 +3,8 @@
 A head's layer has no input norm, whatever the family: its input is not a residual stream. Its
 attention sees the full text, also where the target's layers have a sliding window or soft-capped
 scores: vLLM's EAGLE loader reads a Llama config, which has neither. Targets of other families
-(Mistral, Granite, ...) get a Llama layer of their sizes. Which layers the layout of that loader can
-hold is said here too. It knows no weights.
+(Mistral, Granite, ...) get a Llama layer of their sizes. `not_for_vllm` names the layers that
+vLLM's EAGLE loader cannot hold.
 """
 
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class Family:
     """Classes of one family.
 
     Attributes:
-        norms_heads: whether queries and keys are normalised, which vLLM's EAGLE layer can't hold.
-        sandwich: whether there are norms after attention and MLP, which it can't hold either.
+        norms_heads: whether queries and keys are normalised; not in vLLM's EAGLE layer.
+        sandwich: whether there are norms after attention and MLP; not in vLLM's EAGLE layer.
     """
 
     name: str
@@ -89,8 +89,8 @@ for each in (
 def family_of(target: CausalModel, layer: str) -> Family:
     """Return the family of a head's layer for `target`.
 
-    layer: see `HeadConfig.layer`; or the name of a family, as a published head may have another
-    than its target's.
+    layer: see `HeadConfig.layer`, or the name of a family: a published head may have another than
+    its target.
     """
     return family_named(target.config.model_type, layer)
 
@@ -102,10 +102,7 @@ def family_named(model_type: str, layer: str) -> Family:
 
 
 def check_readout(target: CausalModel) -> None:
-    """Raise NoHeadError unless `target`'s lm_head and embedding are plain matrices to share.
-
-    Tied ones are.
-    """
+    """Raise NoHeadError unless `target`'s lm_head and embedding are plain matrices, tied or not."""
     modules = {"lm_head": target.lm_head, "embedding": target.module.get_input_embeddings()}
     for what, module in modules.items():
         parameters = dict(module.named_parameters(recurse=False))
@@ -155,14 +152,14 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
 def rotary_of(
     family: Family, config: PreTrainedConfig
 ) -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """The family's rotary module, and a function of (states, positions) that gives (cos, sin)."""
+    """Return the rotary module, and a function from (states, positions) to (cos, sin)."""
     rotary = family.rotary(config)
     by_kind = family.name == "gemma3_text"
     return rotary, partial(rotary, layer_type="full_attention") if by_kind else rotary
 
 
 def not_for_vllm(family: Family) -> str | None:
-    """Say why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
+    """Return the reason why vLLM's EAGLE loader cannot hold this family's layer; None if it can."""
     parts = ["norms of queries and keys"] * family.norms_heads
     parts += ["norms after attention and MLP"] * family.sandwich
     if not parts:
@@ -175,7 +172,7 @@ def not_for_vllm(family: Family) -> str | None:
 
 
 def served_config(config: PreTrainedConfig, family: Family) -> dict:
-    """config.json of an exported head.
+    """Return config.json of an exported head.
 
     A Qwen2 layer is a Llama layer with `qkv_bias`, which vLLM's Llama layer reads.
     """
@@ -188,10 +185,10 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
 
 
 def _llama_fields(config: PreTrainedConfig) -> dict:
-    """The sizes of a Llama layer as in `config`; None for one that it does not have.
+    """Return the sizes of a Llama layer from `config`; None for one that `config` lacks.
 
-    Some configs have rope parameters by kind of layer. A Llama layer rotates all of a head, also
-    where the target rotates a part.
+    Some configs have rope parameters by kind of layer. A Llama layer rotates all dimensions, also
+    where the target rotates some.
     """
     fields = {name: _value(config, name) for name in _LLAMA_SIZES}
     rope = fields["rope_parameters"]
@@ -203,15 +200,15 @@ def _llama_fields(config: PreTrainedConfig) -> dict:
         "rope_parameters": rope,
         "head_dim": _value(config, "head_dim") or (heads and config.hidden_size // heads),
         "rms_norm_eps": _value(config, "rms_norm_eps") or _EPS,
-        # GPT-NeoX's configuration does not name it
+        # missing in GPT-NeoX's configuration
         "num_key_value_heads": fields["num_key_value_heads"] or heads,
     }
 
 
 def _value(config: PreTrainedConfig, name: str) -> Any:
-    """A field of a config; None where it has none, or other values in other layers."""
+    """Return a field of a config; None if it is missing or differs between layers."""
     try:
         value = getattr(config, name, None)
-    except RuntimeError:  # transformers' word for a value by layer
+    except RuntimeError:  # transformers raises it for a value by layer
         return None
     return None if isinstance(value, list) else value

@@ -6,8 +6,7 @@ Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feat
 head turns it into f_{t+1}, a guess of h_{t+1}, and the target's readout makes its distribution of
 x_{t+2} of it. After drafted tokens, where the target has not been, f takes the place of h. The head
 runs in two ways with the same numbers: `forward` grows a tree through a cache, as decoding does;
-`tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`).
-It knows nothing of losses, of how trees are chosen, or of files.
+`tree_attention.tree_features` runs full trees after every root of a sequence, as training does.
 """
 
 from collections.abc import Callable
@@ -27,16 +26,16 @@ from nde_talf.decoding.readout import Readout
 from nde_talf.draft_training.model.families import family_of, layer_config, rotary_of
 from nde_talf.draft_training.training_settings import FAMILY
 
-# Root mean square of a fresh head's first state: of its part from the embedding, and from a feature
-# of size 1.
+# Root mean square, in a fresh head's first state, of the part from the embedding and of the part
+# from a feature of size 1.
 _FROM_EMBEDDING, _FROM_FEATURE = 0.5, 0.3
 
 
 class EagleHead(nn.Module):
     """A head for `target`, randomly initialised from torch's global generator.
 
-    Its parameters, and so its state dict, are those of the exported file. The target's embedding
-    and lm_head are used through `target`, frozen, and are no part of the module.
+    Its state dict is the content of the exported file. The target's embedding and lm_head are used
+    through `target`, frozen, and are no part of the module.
 
     Args:
         layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside
@@ -50,9 +49,9 @@ class EagleHead(nn.Module):
     Attributes:
         feature_layers: layers of the target whose features the head takes (`CausalModel.reader`);
             empty: after the final norm.
-        norms: those of `NORMS` that it has.
+        norms: some of `NORMS`.
         vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
-        native: the pass that decoding runs; None: that of transformers' layer.
+        native: the native pass, for decoding; None: transformers' layer is run.
         trained_in: Lightning's name of the precision of its training; None where it is not known.
 
     Raises:
@@ -89,10 +88,10 @@ class EagleHead(nn.Module):
         self.to(target.device, dtype or target.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "EagleHead":
-        """As any module's, which casts and moves it.
+        """Cast and move the module, but only move the rotary tables.
 
-        But the rotary tables are only moved. In bfloat16 the angles at position 2,048 would be off
-        by 0.24 on average; the target and vLLM keep their tables in float32.
+        In bfloat16 the angles at position 2,048 would be off by 0.24 on average; the target and
+        vLLM keep their tables in float32.
         """
         tables = dict(self.rotary.named_buffers())
         super()._apply(fn, recurse)
@@ -106,10 +105,10 @@ class EagleHead(nn.Module):
         self.layers = nn.ModuleList([decoder])
 
     def _initialise(self) -> None:
-        # A head begins as a layer over the token just drawn, its embedding scaled towards the size
-        # of the features (embeddings are often 10 times smaller), with some of the feature mixed in
-        # at random. Started as "the feature stays as it is", it learned far more slowly and was
-        # worse still where its own features are fed back.
+        # A fresh head reads the token just drawn, its embedding scaled to the size of the features
+        # (embeddings are often 10 times smaller), with some of the feature mixed in at random.
+        # Started as the identity on features, it learned far more slowly, and was worse still on
+        # its own fed-back features.
         hidden = self.config.hidden_size
         # Row by row: a float32 copy of a large matrix may not fit beside its model.
         size = self._embedding.norm(dim=1).float().norm() / self._embedding.numel() ** 0.5
@@ -125,12 +124,12 @@ class EagleHead(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of its weights."""
+        """Device of its weights."""
         return self.fc.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its weights."""
+        """Dtype of its weights."""
         return self.fc.weight.dtype
 
     @property
@@ -143,28 +142,28 @@ class EagleHead(nn.Module):
         return cast("Tensor", self.target.module.get_input_embeddings().weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows [..., H] of the target's embedding matrix for `tokens` [...].
+        """Look up `tokens` [...] in the target's embedding matrix: rows [..., H].
 
-        Gemma's models scale these rows; this does not, as fc can hold any factor and other engines
-        share the matrix alone.
+        Gemma's models scale these rows. Here they are not scaled: fc can hold any factor, and other
+        engines share the matrix alone.
         """
         return F.embedding(self.target.known(tokens), self._embedding)
 
     @property
     def own_matrix(self) -> Tensor | None:
-        """The matrix that reads it out, [V, H] or [D, H]; None where the target's readout does."""
+        """Its own lm_head, [V, H] or [D, H]; None where the target's readout is used."""
         return None
 
     def output(self, states: Tensor) -> Tensor:
-        """Turn the layer's states [..., H] into output features: here nothing is done."""
+        """Turn the layer's states [..., H] into output features; the identity here."""
         return states
 
     def read(self, outputs: Tensor) -> Tensor:
-        """Turn output features [..., H] into what is read out [..., H]: here nothing is done."""
+        """Turn output features [..., H] into the lm_head's input [..., H]; the identity here."""
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., V] of output features: minus infinity for what cannot be drafted."""
+        """Return logits [..., V]: minus infinity for tokens that cannot be drafted."""
         logits = self.drafted_logits(outputs)
         if self.vocabulary is None:
             return logits
@@ -172,7 +171,7 @@ class EagleHead(nn.Module):
         return everything.index_copy_(-1, self.vocabulary, logits)
 
     def drafted_logits(self, outputs: Tensor) -> Tensor:
-        """Logits [..., D] of the tokens in `vocabulary`, in the target's dtype."""
+        """Return logits [..., D] of the tokens in `vocabulary`, in the target's dtype."""
         read = self.target.logits if self.vocabulary is None else self._rows
         return read(self.read(outputs).to(self.target.dtype))
 
@@ -183,22 +182,22 @@ class EagleHead(nn.Module):
         return replace(whole, weight=whole.weight.detach()[self.vocabulary])
 
     def combine(self, features: Tensor) -> Tensor:
-        """Turn the target's features [..., W] into what an entry takes: here nothing is done.
+        """Turn the target's features [..., W] into an entry's feature [..., H]; the identity here.
 
         After drafted tokens the head's output features take its place.
         """
         return features
 
     def file_weights(self) -> dict[str, Tensor]:
-        """The weights by name, as an exported file holds them."""
+        """Return the weights by name, as an exported file holds them."""
         return self.state_dict()
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
-        """Take over what `file_weights` gave."""
+        """Load the result of `file_weights`."""
         self.load_state_dict(weights)
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what attention reads, and what it is added to, at (tokens, features)."""
+        """Return the input of attention, and the residual it is added to, at (tokens, features)."""
         entries = self.fc(torch.cat([self.embed(tokens), features], -1).to(self.dtype))
         return entries, entries
 
@@ -210,14 +209,14 @@ class EagleHead(nn.Module):
         cache: KVCache | None,
         features: Tensor,
     ) -> Tensor:
-        """Output features [B, n, H] of n entries, as decoding runs them.
+        """Return output features [B, n, H] of n entries, as decoding runs them.
 
         Args:
             tokens: [B, n].
             positions: [B, n].
-            mask: additive, [B or 1, 1, n, m], about the last m slots of the cache and the entries;
-                all see those before. None lets every entry see the cache and the entries before it.
-            cache: the entries before; it takes these too.
+            mask: additive, [B or 1, 1, n, m], over the last m slots of the cache and the entries;
+                all earlier slots are seen. None: each entry sees the cache and earlier entries.
+            cache: of earlier entries; these are appended.
             features: the combined features of the entries, [B, n, H].
         """
         if isinstance(cache, KVCache):  # as in decoding
@@ -231,7 +230,7 @@ class EagleHead(nn.Module):
         return self.finish(residual, attended)
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
-        """The part of the decoder layer after its attention, and `output`."""
+        """Run the decoder layer after its attention, and `output`."""
         layer = self.layers[0]
         if not self.family.sandwich:
             states = inputs + attended

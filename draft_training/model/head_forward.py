@@ -1,4 +1,4 @@
-"""The pass of a draft head as decoding runs it, with the decoder layer of the native forward."""
+"""Native pass of a draft head, for decoding."""
 
 from contextlib import suppress
 from functools import partial
@@ -59,7 +59,7 @@ class HeadForward(FusedPass):
         return self.head.output(states.view(residual.shape))
 
     def __deepcopy__(self, memo: dict) -> None:
-        """A copy of a head has weights of its own, and no native pass yet."""
+        """Return None: a copy of a head has weights of its own, and no native pass yet."""
 
 
 def run_native(head: EagleHead) -> None:

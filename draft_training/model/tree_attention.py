@@ -1,16 +1,15 @@
 """Tree attention in training: a head run over full trees after every root, without a full mask.
 
-A mask would be [L·N, L·N].
+With N nodes after each of L tokens a mask would be [L·N, L·N].
 
 For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A
 node sees the text up to its root, and its own ancestors and itself:
 
-    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2
-             ^   ^          root d: likewise; `TreeLevel.parents` says which
+    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents`)
+             ^   ^          root d: likewise
 
-Scores over the text (one matrix product for all nodes) and scores over the ancestors (a handful a
-node) go under one softmax. The numbers are those of every branch run alone, as decoding runs it.
-Nothing here knows losses or how trees are chosen.
+One softmax covers the scores over the text (one matrix product for all nodes) and the few scores
+per node over its ancestors. The numbers equal a run of every branch alone, as in decoding.
 """
 
 import operator
@@ -33,16 +32,14 @@ from nde_talf.draft_training.targets.document_masks import (
 from nde_talf.draft_training.targets.target_trees import TreeLevel, take_rows
 
 QUERIES = {"cpu": 256}
-"""By kind of device, how many queries of one row have their scores over the text computed together;
-others: 4096.
-"""
+"""Queries of one row scored together, by kind of device; others: 4096."""
 SCORES = 2**28
-"""Scores over the text that are held at most, of all heads and rows: 0.5 GB in bfloat16, and some
-four times that beside them for masks, weights and their gradients.
+"""Most scores over the text in memory, of all heads and rows: 0.5 GB in bfloat16, and about four
+times as much for masks, weights and their gradients.
 
-Where a pass has more, it goes in parts of so many, and the backward pass computes each part again
-(`torch.utils.checkpoint`), and the MLP after it: 8,192 tokens with all roots, k = 4 and 32 heads
-have 8.6 billion at each depth, which took 50 to 100 GB.
+A larger pass is cut into parts of this size, and the backward pass computes each part and the MLP
+after it again (`torch.utils.checkpoint`). 8,192 tokens with all roots, k = 4 and 32 heads have 8.6
+billion scores at each depth, which took 50 to 100 GB.
 """
 
 
@@ -55,7 +52,7 @@ def tree_features(
     detach: bool = False,
     document: Tensor | None = None,
 ) -> list[Tensor]:
-    """Output features of `head` along a sequence and at the nodes of the trees after `roots`.
+    """Return output features of `head` along a sequence and at the nodes of trees after `roots`.
 
     Args:
         head: any kind.
@@ -87,7 +84,7 @@ def tree_features(
     at = positions.expand(len(tokens), -1).gather(1, entries)
     reach = (entries.amax(0).cummax(0).values + 1).tolist()
     fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
-    # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
+    # of each node's path, from depth 1 on: [B, heads, R, k, depth, head_dim]
     keys: Any = None
     values: Any = None
     for depth, level in enumerate(levels, 1):
@@ -147,9 +144,8 @@ def _attend(
 
     Returns [B, R, k, heads * head_dim]; the text counts where `hidden` [B, R, L-1] is False.
 
-    Roots go a few at a time: their scores stay in the processor's cache, and the part of the text
-    that none of them sees is not computed. run: calls a function, and may have the backward pass
-    call it once more.
+    A few roots at a time: their scores stay in the processor's cache, and text that none of them
+    sees is skipped. run: calls a function, perhaps again in the backward pass.
     """
     attention = head.layers[0].self_attn
     groups = attention.num_key_value_groups
@@ -178,7 +174,7 @@ def _attend_part(
     text_values: Tensor,
     hidden: Tensor,
 ) -> Tensor:
-    """`_attend` of some roots: [B, heads, R, k, head_dim]."""
+    """Attend from the nodes of some roots: [B, heads, R, k, head_dim]. See `_attend`."""
     far = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, query.shape[2:4])
     far = far.masked_fill(hidden, torch.finfo(far.dtype).min)
     near = (keys @ query[..., None])[..., 0]
@@ -190,7 +186,7 @@ def _attend_part(
 
 
 class _Recorder:
-    """A stand-in for a cache that keeps the rotated keys and the values, with their gradients."""
+    """Keeps rotated keys and values, with their gradients, in the place of a cache."""
 
     def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values
@@ -198,12 +194,12 @@ class _Recorder:
 
 
 def _take(states: Tensor, parents: Tensor) -> Tensor:
-    """Rows `parents` [B, R, k] of states [B, R, m, H]: [B, R, k, H]."""
+    """Take rows `parents` [B, R, k] of states [B, R, m, H]: [B, R, k, H]."""
     if states.shape[2] == 1:
         return states.expand(-1, -1, parents.shape[2], -1)
     return states.take_along_dim(parents[..., None], 2)
 
 
 def _repeat(states: Tensor, groups: int) -> Tensor:
-    """Key/value heads (dimension 1) repeated for their query heads, as `repeat_kv` does."""
+    """Repeat key/value heads (dimension 1) for their query heads, as `repeat_kv` does."""
     return states if groups == 1 else states.repeat_interleave(groups, 1)

@@ -1,9 +1,7 @@
-"""Documents packed into rows: what a token sees, and which roots count.
+"""Documents packed into rows: masks, positions, and the roots that count.
 
-Pure functions of `TokenRows`' parts.
-
-An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do. No other entry
-attends to one whose tokens lie in two documents.
+Pure functions of `TokenRows`' parts. An entry of the head, (x_{t+1}, h_t), belongs to a document if
+both its tokens do. No other entry attends to an entry across two documents.
 """
 
 import torch
@@ -22,10 +20,10 @@ def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
-    """Mark the tokens of a row that those at the indices `at` [B, R] do not see.
+    """Mark the tokens of a row that are hidden from the tokens at the indices `at` [B, R].
 
-    Returns bool [B, R, length]: the tokens after them and, where there are several documents
-    [B, length], those of other documents.
+    Returns bool [B, R, length]: later tokens and, with several documents [B, length], tokens of
+    other documents.
     """
     later = torch.arange(length, device=at.device) > at[..., None]
     if document is None:
@@ -34,7 +32,7 @@ def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
 
 
 def document_positions(document: Tensor) -> Tensor:
-    """Index of every token in its own document [B, L], from 0."""
+    """Return the index of every token in its own document [B, L], from 0."""
     index = torch.arange(document.shape[1], device=document.device).expand_as(document)
     begins = torch.ones_like(document, dtype=torch.bool)
     begins[:, 1:] = document[:, 1:] != document[:, :-1]
@@ -44,7 +42,7 @@ def document_positions(document: Tensor) -> Tensor:
 def entry_documents(document: Tensor) -> Tensor:
     """Number the document of every entry [B, L-1] of rows `document` [B, L].
 
-    Each entry that lies in two documents has a number for itself.
+    An entry across two documents has a number of its own.
     """
     index = torch.arange(document.shape[1] - 1, device=document.device)
     return torch.where(document[:, 1:] == document[:, :-1], document[:, 1:], -2 - index)
@@ -53,8 +51,8 @@ def entry_documents(document: Tensor) -> Tensor:
 def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
     """Mark the tokens [B, L] that are roots and count.
 
-    These lie in a document with the token before and the token `ahead` + 1 after, and predicting
-    the latter counts (`loss` [B, L]).
+    A root shares its document with the token before it and the token `ahead` + 1 after it, whose
+    prediction counts (`loss` [B, L]).
     """
     counts = torch.zeros_like(loss)
     last = loss.shape[1] - 1 - ahead
@@ -70,10 +68,9 @@ def choose_roots(
 ) -> tuple[Tensor, Tensor]:
     """Draw at most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]).
 
-    Returns roots [B, R], and weights [B, R], with which a sum over the chosen has the mean over all
-    that count as its expectation.
-
-    Rows that have fewer are filled with roots of weight 0. `generator` lives on the CPU.
+    Returns roots [B, R] and weights [B, R]: the weighted sum over the chosen roots has the mean
+    over all counted roots as its expectation. Rows with fewer roots are filled up with weight 0.
+    `generator` is on the CPU.
     """
     device, counts = counts.device, counts.cpu()
     totals = counts.sum(1)

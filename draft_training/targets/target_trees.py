@@ -1,9 +1,9 @@
 """Trees for training, with the target's features as labels: its beams, or the text as chains.
 
-After every root the target builds the tree that it would draft itself. Level 1 holds the k most
+After every root the target builds the tree that it would draft by itself. Level 1 holds the k most
 likely tokens after the root. Level d + 1 holds the k best by joint probability among the k * k
 candidates below level d (the beam of EAGLE-2, with p in place of q). p = softmax(lm_head h) at any
-node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
+node, so that [nodes, V] is never kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +18,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.targets.document_masks import document_positions, same_document, unseen
 
 ROWS = 128
-"""Nodes of one level that go through the target in one pass over a sequence; its mask is
-[ROWS, L + depth * ROWS].
-"""
+"""Most nodes of one level in a pass of the target; the mask is [ROWS, L + depth * ROWS]."""
 
 
 @dataclass
@@ -37,8 +35,7 @@ class TreeLevel:
     parents: Tensor
 
 
-# (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up)
-# -> that level's nodes
+# (depth from 1, a slice of C roots, the target's features [B, C, m, H] one level up) -> the level
 Chooser = Callable[[int, slice, Tensor], TreeLevel]
 
 
@@ -48,12 +45,12 @@ class TargetTrees:
 
     Args:
         tokens: of the sequences, [B, L].
-        features: the target's along the sequences, which a head takes, [B, L, W].
+        features: the target's along the sequences, as inputs of a head, [B, L, W].
         roots: indices of tokens, ascending, [B, R].
         levels: depth 1, 2 and so on.
         labels: for each level, the target's features after the final norm at its nodes, [B, R, k,
             H].
-        along: those along the sequences, [B, L, H].
+        along: the same along the sequences, [B, L, H].
     """
 
     tokens: Tensor
@@ -65,7 +62,7 @@ class TargetTrees:
 
 
 def take_rows(states: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
+    """Take rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
     return states[torch.arange(len(states), device=states.device)[:, None], index]
 
 
@@ -79,7 +76,7 @@ def target_beam(
     document: Tensor | None,
     layers: Sequence[int] = (),
 ) -> TargetTrees:
-    """The target's beams after `roots`.
+    """Build the target's beams after `roots`.
 
     Args:
         target: builds the trees.
@@ -87,10 +84,9 @@ def target_beam(
         k: nodes of each level.
         depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built
             and run by the target.
-        roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry
-            there.
+        roots: indices of tokens, [R] or [B, R]. The first token is no root: it has no entry.
         document: the document of every token, [B, L]; None where a row is one document.
-        layers: of the target, whose features the head takes (`EagleHead.feature_layers`).
+        layers: of the target, for the head's features (`EagleHead.feature_layers`).
 
     Raises:
         UserError: the trees do not fit the target's context, or k its vocabulary.
@@ -126,7 +122,7 @@ def target_levels(
 ) -> list[Tensor]:
     """Compute the target's features [B, R, k, H] at the nodes of given `levels` of trees.
 
-    The trees stand after `roots` of `tokens` [B, L].
+    The trees follow `roots` of `tokens` [B, L].
     """
 
     def given(level: int, some: slice, features: Tensor) -> TreeLevel:
@@ -161,7 +157,7 @@ def target_features(
 ) -> tuple[Tensor, Tensor]:
     """Compute the target's hidden states [B, L, H] and a head's features [B, L, W] along `tokens`.
 
-    Each document of `document` [B, L] is run for itself; see `CausalModel.parts`.
+    Each document of `document` [B, L] is run by itself; see `CausalModel.parts`.
     """
     if document is None:
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
@@ -188,7 +184,7 @@ def _run(
     document: Tensor | None = None,
     layers: Sequence[int] = (),
 ) -> TargetTrees:
-    """Run the levels after `roots`, as `choose` picks their nodes, roots a few at a time."""
+    """Run the levels that `choose` picks after `roots`, a few roots at a time."""
     (batch, length), depth = tokens.shape, passes - 1
     if length + depth > target.max_context:
         room = target.max_context - depth
@@ -228,15 +224,15 @@ def _run(
 def _masked(
     target: CausalModel, cache: KVCache, hidden: Tensor, positions: Tensor, k: int
 ) -> Callable[[TreeLevel], Tensor]:
-    """Begin trees of k nodes a level whose levels are a pass each.
+    """Begin trees of k nodes per level, one pass per level.
 
-    hidden: the tokens that the roots do not see, bool [B, C, L]; positions: the roots' in their
+    hidden: tokens hidden from the roots, bool [B, C, L]; positions: of the roots in their
     documents, [B, C].
     """
     batch, count, _ = hidden.shape
     n, device, dtype = count * k, hidden.device, target.dtype
     blocked = torch.finfo(dtype).min
-    # A node sees its document up to its root, and in every level the slot of its ancestor or its
+    # A node sees its document up to its root, and on every level the slot of its ancestor, or its
     # own.
     prefix = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, blocked)
     prefix = prefix.repeat_interleave(k, 1)
@@ -261,7 +257,7 @@ def _masked(
 def _branches(
     target: CausalModel, tokens: Tensor, roots: Tensor, positions: Tensor
 ) -> Callable[[TreeLevel], Tensor]:
-    """Begin trees of a target that is scored branch by branch, a session each.
+    """Begin trees of a target that scores branch by branch, with a session per tree.
 
     roots: [B, C], in `tokens` [B, L]; positions: in their documents.
     """

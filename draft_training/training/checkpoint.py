@@ -1,7 +1,6 @@
 """Checkpoints of trainings: written atomically, and checked before a training resumes.
 
-The one before is kept as a reserve. Trainings of language models and heads use them:
-`plugins=[WholeFile()]` writes, and `resumable` selects the one to resume from.
+The previous one is kept as a reserve. `WholeFile` writes, `resumable` selects.
 """
 
 import hashlib
@@ -28,11 +27,11 @@ from nde_talf.decoding.common.files import (
 from nde_talf.decoding.common.progress import console
 
 CHECKPOINT = "last.ckpt"
-"""The name, in a training's folder, of the checkpoint that a killed run resumes from."""
+"""Name, in a training's folder, of the checkpoint that a killed run resumes from."""
 BEFORE = "before.ckpt"
-"""The name of the checkpoint before it."""
+"""Name of the previous checkpoint."""
 MAX_COST = 0.02
-"""Fraction of a training's time that writing its checkpoints may take."""
+"""Most of a training's time that writing checkpoints may take, as a fraction."""
 SAMPLED = 256
 """Rows of a tensor that a fingerprint reads."""
 
@@ -40,13 +39,13 @@ SAMPLED = 256
 class WholeFile(TorchCheckpointIO):
     """Writes a checkpoint atomically, in its own folder.
 
-    The `last.ckpt` that was there becomes `before.ckpt`.
+    An existing `last.ckpt` becomes `before.ckpt`.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Raises UserError if the disk is full; then the one that was there stays."""
+        """Write the file. Raises UserError if the disk is full; the old file then stays."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         path = Path(path)
@@ -55,7 +54,7 @@ class WholeFile(TorchCheckpointIO):
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
-    """Write the loggers' rows, then the checkpoint. Every process of a training has to call it."""
+    """Write the loggers' rows, then the checkpoint. Every process of a training must call it."""
     for logger in trainer.loggers:
         logger.save()
     trainer.save_checkpoint(path, weights_only=False)
@@ -64,17 +63,16 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 class ResumableCheckpoint(pl.Callback):
     """Writes `path` every so many seconds and at the end.
 
-    The one before it stays until the training has ended.
+    The previous one stays until the training has ended.
 
-    seconds: the smallest interval. One that takes long to write is written less often, so that
-    writing takes at most 2 % of the time: after a checkpoint that took 6 seconds the next one
-    follows 294 seconds later. 0: after every step, whatever it takes. None is written after a step
-    that the module calls bad (`skipped`): the one that is there may be the last good one.
+    seconds: the smallest interval. It grows so that writing takes at most 2 % of the time: after a
+    checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after every step,
+    whatever it takes. None is written after a skipped step: the file may be the last good one.
 
-    evaluated: steps from one evaluation to the next; 0: there are none. No checkpoint is written at
-    the step of an evaluation, since a training that resumes there would not evaluate. Exceptions
-    are the last step, after which `train_rows` evaluates in any case, and an evaluation at every
-    step, which would leave no checkpoint at all.
+    evaluated: steps between evaluations; 0: none. No checkpoint is written at the step of an
+    evaluation, since a training that resumes there would not evaluate. Exceptions: the last step,
+    after which `train_rows` evaluates in any case, and evaluations at every step, which would leave
+    no checkpoint at all.
     """
 
     def __init__(self, path: Path, seconds: float, evaluated: int) -> None:
@@ -102,10 +100,9 @@ class ResumableCheckpoint(pl.Callback):
 
 
 def resumable(folder: Path) -> Path | None:
-    """Return the checkpoint in `folder` that a training resumes from.
+    """Return the last intact checkpoint in `folder`, or None to start anew.
 
-    This is the last intact one, or None to start anew. Damaged ones are named on the console and
-    removed.
+    Damaged ones are named on the console and removed.
 
     Raises:
         UserError: the memory is short, or the file is no checkpoint of a training.
@@ -126,10 +123,10 @@ def resumable(folder: Path) -> Path | None:
 
 
 def fingerprint(*inputs: object) -> str:
-    """A hash of what a training is made from: nested tensors, dataclasses, lists and plain values.
+    """Hash the inputs of a training: nested tensors, dataclasses, lists and plain values.
 
-    Of a tensor it covers the shape, the dtype and `SAMPLED` evenly spaced rows: other texts,
-    weights or traces differ there.
+    Of a tensor: shape, dtype and `SAMPLED` evenly spaced rows, which differ between texts, weights
+    or traces.
     """
     return content_digest([_plain(value) for value in inputs])
 
@@ -141,7 +138,7 @@ def sampled(count: int) -> Tensor:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as a JSON value, with hashes in place of tensors."""
+    """Turn `value` into a JSON value, with hashes in place of tensors."""
     if isinstance(value, Tensor):
         rows = value.detach().reshape(len(value) if value.ndim else 1, -1 if value.numel() else 0)
         sample = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
@@ -160,9 +157,10 @@ def _plain(value: Any) -> Any:
 
 
 def damage(path: Path) -> str | None:
-    """Describe in words what is wrong with a checkpoint; None if it is intact.
+    """Describe a checkpoint's damage; None if it is intact.
 
-    Records have checksums, which torch does not check. Raises UserError for another kind of file.
+    Checks the checksums of records, which torch does not. Raises UserError for another kind of
+    file.
     """
     try:
         with zipfile.ZipFile(path) as file:

@@ -1,4 +1,4 @@
-"""Held-out figures of a draft head: agreement, divergence, and what would be accepted."""
+"""Held-out figures of a draft head: agreement, divergence, acceptance rates."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from nde_talf.draft_training.training.losses import (
 )
 
 SAMPLED = 4  # tokens drafted in the simulated figure of a report
-_STRIDE = 8  # roots from one that is looked at to the next
+_STRIDE = 8  # every eighth root is measured
 
 
 @torch.inference_mode()
@@ -44,9 +44,8 @@ def held_out_report(
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the
     target's own beams; `accepted_length`, which the agreements predict; and `overlap`: mean of
     sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
-    rate of one speculative draw at temperature 1 there. Nodes at and below an end of the text do
-    not count: no decoder drafts after it. Where the head knows the precision of its training,
-    `trained_in` is it.
+    rate of one speculative draw at temperature 1. Nodes at and below an end of the text do
+    not count: no decoder drafts after it. A head with a `trained_in` adds it.
     """
     report: dict[str, Any] = {"roots": 0}
     if head.trained_in:
@@ -80,7 +79,7 @@ def held_out_report(
 
 
 def ended(levels: Sequence[TreeLevel], ends: Iterable[int]) -> list[Tensor]:
-    """Mark the nodes [B, R, k] of each level whose token, or one above, ends the text."""
+    """Mark the nodes [B, R, k] of each level at or below an end of the text."""
     marks: list[Tensor] = []
     for level in levels:
         ids = torch.tensor(sorted(ends), dtype=torch.long, device=level.tokens.device)
@@ -90,9 +89,9 @@ def ended(levels: Sequence[TreeLevel], ends: Iterable[int]) -> list[Tensor]:
 
 
 def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
-    """Yield row by row [1, L], with every `stride`-th of the roots [R] that count.
+    """Yield row by row [1, L], with every `stride`-th of its counted roots [R].
 
-    A row without any is passed over.
+    Rows without roots are skipped.
     """
     counted = counted_roots(rows.loss, rows.document)
     for at in range(len(rows)):
@@ -111,7 +110,7 @@ def sampled_overlap(
     """Compute sum_v min(p, q) [5, B * R] after each root of `trees` and up to 4 sampled tokens.
 
     The tokens are sampled one after another from q with `generator` (on the CPU); temperature 1.
-    After an end of the text it is NaN.
+    NaN after an end of the text.
     """
     tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     levels: list[TreeLevel] = []

@@ -2,8 +2,8 @@
 
 Each step takes rows of tokens and runs the head along them, and then on its own output features, as
 decoding does: over trees that the target builds after some tokens (TALF), over the text itself
-(HASS), or not at all (EAGLE). Early steps may stop at a smaller depth: the first pass is most of
-what a head has to learn, and the cheapest to teach. Nothing here knows text or decoding loops.
+(HASS), or not at all (EAGLE). Early steps may stop at depth 0, which a head learns most from, and
+at the least cost.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,11 +52,11 @@ from nde_talf.draft_training.training_settings import FAMILY, EagleLoss, HeadCon
 def build_head(
     target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None
 ) -> EagleHead:
-    """Build the head that training begins with, in float32.
+    """Build the initial head of a training, in float32.
 
-    It is random, a pure function of the arguments, or the one in `config.warm_start`. This keeps
-    its draft vocabulary, unless the target's readout is used and it has none, or not the one asked
-    for. vocabulary: see `EagleHead`.
+    It is random, a pure function of the arguments, or the head in `config.warm_start` with its own
+    draft vocabulary. A head on the target's readout takes `vocabulary` if it has none, or if
+    another size is configured.
 
     Raises UserError as `load_head` does.
     """
@@ -72,7 +72,7 @@ def build_head(
 
 
 def _warm_start(head: EagleHead, config: HeadConfig, vocabulary: Tensor | None) -> EagleHead:
-    """Make a loaded head trainable. Raises UserError if it is not what is asked for."""
+    """Make a loaded head trainable. Raises UserError if it differs from the configuration."""
     three, auto = config.features == "three", config.draft_vocab == "auto"
     drafted = None if head.vocabulary is None else len(head.vocabulary)
     same = isinstance(head, Eagle3Head) == three and {*head.norms} == {*config.norms}
@@ -96,8 +96,7 @@ def _warm_start(head: EagleHead, config: HeadConfig, vocabulary: Tensor | None) 
 class HeadModule(RowModule):
     """Trains `head` on batches of rows.
 
-    Only the head's weights are in the checkpoint; the target is never trained, and autocast does
-    not cast its weights anew on every pass (`cast_once`).
+    The checkpoint holds the head's weights alone; the target is frozen.
     """
 
     config: HeadConfig
@@ -137,7 +136,7 @@ class HeadModule(RowModule):
     def on_fit_start(self) -> None:
         """Move the target to this process's device: it is no submodule, so Lightning does not.
 
-        Raises UserError for quantised weights, which stay where they were loaded.
+        Raises UserError for quantised weights, which cannot be moved.
         """
         target = self.head.target
         if target.device == self.device:
@@ -153,18 +152,17 @@ class HeadModule(RowModule):
     on_validation_start = on_fit_start  # of a process that only validates
 
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `RowModule`: `tree_loss` of the head on the roots of one pass.
-
-        It is a pure function of (batch, step, part, seed).
-        """
+        """See `RowModule`: `tree_loss` of the head on the roots of one pass."""
         config, loss = self.config, self.config.loss
         document = batch.document if batch.packed else None
         chain = step < config.chain_fraction * config.steps
         depth = 1 if chain else loss.depth
-        # 1. Roots: all that count at depth 0, and some of them with trees.
+        # 1. Roots: all counted ones at depth 0, and some of them with trees.
         counts = counted_roots(batch.loss, batch.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
-        complete = counts  # roots whose full tree counts: along the text every token has to
+        complete = (
+            counts  # roots whose full tree counts; along the text all of its tokens must count
+        )
         for ahead in range(1, 1 if loss.target_trees else depth):
             complete = complete & counted_roots(batch.loss, batch.document, ahead)
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
@@ -184,7 +182,7 @@ class HeadModule(RowModule):
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
 
     def counted(self, batch: TokenRows) -> int:
-        """See `RowModule`: the roots."""
+        """See `RowModule`: counts roots."""
         return int(counted_roots(batch.loss, batch.document).sum())
 
     def _trees(
@@ -211,20 +209,19 @@ def fit_head(
 
     Its weights are float32, whatever the target's dtype.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have
-    seen, and ends with the weights it would have had. A finished run trains no further. The
-    precision, such as what `draft.precision=auto` chose, is printed, and is the head's
-    `trained_in`.
+    A killed run resumes from `folder/last.ckpt` and ends with the same weights. A finished run
+    trains no further. The precision, chosen where `draft.precision=auto`, is printed and is the
+    head's `trained_in`.
 
     Args:
-        target: stays as it is.
+        target: frozen.
         rows: with loss masks and documents, or plain token ids [rows, length], of which every token
             counts.
-        config: how it is trained.
+        config: of the training.
         folder: of checkpoints.
-        logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms),
-            `agreement_depth_d` (top-1, of a node), `accepted_length` (tokens a pass of the target
-            that the agreements predict, without the tree's branches), `lr`, `tokens_per_second` and
+        logger: of the metrics `loss`, `loss_depth_d` (nats per node, weighted terms),
+            `agreement_depth_d` (top-1, per node), `accepted_length` (tokens per target pass as
+            predicted from the agreements, without branches), `lr`, `tokens_per_second` and
             `held_out_loss`.
         callbacks: of Lightning.
         held_out: rows too, for `config.evaluate_every`. The head is then the one with the lowest
@@ -282,7 +279,7 @@ def _vocabulary(
 ) -> Tensor | None:
     """Return the ids that a head can draft; None: all.
 
-    A training that resumes in `folder` has those that it began with, whatever a timing says now.
+    A training that resumes in `folder` keeps its ids, whatever a new timing would choose.
     """
     asked = config.draft_vocab
     if asked is None or (asked == "auto" and target.vocab_size < SMALL):
@@ -301,7 +298,7 @@ def _vocabulary(
 def _through_transformers(target: CausalModel) -> Iterator[None]:
     """Run the target's passes by transformers inside the block.
 
-    Nothing else then holds on to the weights that are cast.
+    The native pass would keep copies of weights that are cast.
     """
     native, target.native = target.native, None
     try:
@@ -312,9 +309,9 @@ def _through_transformers(target: CausalModel) -> Iterator[None]:
 
 
 def training_rows(rows: TokenRows | Tensor, target: CausalModel, config: HeadConfig) -> TokenRows:
-    """The rows that have something to train on.
+    """Select the rows with counted roots.
 
-    Raises UserError if there are none, or if they do not fit target or trees.
+    Raises UserError if there are none, or if rows do not fit target or trees.
     """
     rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     length, depth = rows.tokens.shape[1], config.loss.depth

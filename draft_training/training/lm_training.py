@@ -1,8 +1,7 @@
 """Training a small causal language model from scratch, and distilling a smaller one from it.
 
 One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with
-one it is the KL divergence from the teacher's next-token distribution. Nothing here knows text,
-tokenizers or speculative decoding: it sees rows of token ids and Llama models.
+one it is the KL divergence from the teacher's next-token distribution.
 """
 
 import math
@@ -26,9 +25,9 @@ COOL_DOWN = 0.6
 TEMPERATURES = (1.0, 0.6)
 """Temperatures at which `held_out_report` compares target and draft."""
 AT_ONCE, NUMBERS = 8, 1 << 26
-"""Rows whose distributions it holds in memory at once."""
+"""Rows per pass of `held_out_report`, and most probabilities in its memory."""
 LOGITS = 1 << 27
-"""Logits of a pass of a training, at most, or those of one row; seven such tensors are held."""
+"""Most logits of a training's pass, unless one row has more; seven such tensors are held."""
 
 
 def build_llama(
@@ -37,15 +36,14 @@ def build_llama(
     end_of_text: int = 0,
     like: PreTrainedModel | None = None,
 ) -> LlamaForCausalLM:
-    """A Llama with fresh fp32 weights, a pure function of the arguments.
+    """Build a Llama with fresh fp32 weights, a pure function of the arguments.
 
     Args:
         config: its sizes.
         vocab_size: of its tokenizer.
-        end_of_text: the id of the token that begins and ends documents.
-        like: a model of the same vocabulary to start near. Of a Llama of the same hidden size,
-            copies of its token embeddings, final norm and head replace random ones. A draft learns
-            faster that way.
+        end_of_text: id of the token that begins and ends documents.
+        like: a model of the same vocabulary. If it is a Llama of the same hidden size, its token
+            embeddings, final norm and lm_head are copied: a draft learns faster from these.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -72,7 +70,7 @@ def build_llama(
 class LanguageModel(RowModule):
     """Trains `model` on rows of tokens, or distils it from a `teacher` of the same vocabulary.
 
-    Muon trains the matrices inside the layers. The teacher is no part of the checkpoint.
+    Muon trains the matrices of the layers. The teacher is no part of the checkpoint.
     """
 
     config: LanguageModelConfig
@@ -111,11 +109,11 @@ class LanguageModel(RowModule):
     def on_fit_start(self) -> None:
         """Move the teacher, which is no submodule, to this process's device."""
         for teacher in self.frozen:
-            if teacher.device != self.device:  # one that lies on several devices stays
+            if teacher.device != self.device:  # a teacher on several devices stays
                 teacher.to(self.device)
 
     def loss(self, batch: Tensor, step: int = 0, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss over the positions of rows [B, T], in nats a token."""
+        """Return the mean loss over the positions of rows [B, T], in nats per token."""
         logits = self.model(batch, use_cache=False).logits
         if not self.frozen:
             return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), batch[:, 1:].flatten()), {}
@@ -133,17 +131,15 @@ def fit(
 ) -> LlamaForCausalLM:
     """Train `module` for `config.steps` steps and return its model, evaluating, on the CPU.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and
-    ends with the weights it would have had. A finished run trains no further. The precision is
-    bfloat16 where the machine has it natively, else float32. It is printed, and stays with the
-    model as `config.trained_in`.
+    A killed run resumes from `folder/last.ckpt` and ends with the same weights. A finished run
+    trains no further. The precision is printed, and stored in the model as `config.trained_in`.
 
     Args:
-        module: what is trained.
+        module: to train.
         tokens: rows of token ids, [rows, length], as `nde_talf.data.text.tokenizer.pack` makes
             them.
-        folder: where the checkpoint goes; it is created.
-        logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
+        folder: of the checkpoint; it is created.
+        logger: of the metrics `loss` (nats per token), `lr` and `tokens_per_second`.
 
     Raises:
         UserError: the loss diverged, or the checkpoint is of a run with other settings.
@@ -162,15 +158,15 @@ def held_out_report(
     """Measure how well the pair predicts held-out rows, and how well the draft agrees.
 
     Args:
-        target: the model that is to be predicted.
-        draft: the model that predicts it; None: only the target's figures.
+        target: the model to predict.
+        draft: the model that predicts; None: only the target's figures.
         tokens: [rows, length].
 
     Returns:
-        `positions` (count), `target_nats` and `draft_nats` (nats a token; a token that the draft
-        has no row for counts as none), `greedy_agreement` (fraction of positions with the same most
-        likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models
-        know the precision of their training, `trained_in`: role -> precision.
+        `positions` (count), `target_nats` and `draft_nats` (nats per token; 0 for a token outside
+        the draft's vocabulary), `greedy_agreement` (fraction of positions with the same most likely
+        token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Models with a
+        `trained_in` add it: role -> precision.
     """
     totals: dict[Any, float] = defaultdict(float)
     models = [target, draft] if draft else [target]
@@ -185,8 +181,7 @@ def held_out_report(
             )
             totals["target_nats"] += F.cross_entropy(p, following, reduction="sum").item()
             for q in others:
-                for name, total in _compared(p, q, following).items():
-                    totals[name] += total
+                _add(totals, p, q, following)
     positions = tokens[:, 1:].numel()
     report: dict[Any, Any] = {name: total / positions for name, total in totals.items()}
     report["positions"] = positions
@@ -204,25 +199,21 @@ def _precisions(models: Sequence[CausalModel]) -> dict[str, str]:
     return {role: precision for role, precision in found.items() if precision}
 
 
-def _compared(p: Tensor, q: Tensor, following: Tensor) -> dict[Any, float]:
-    """Sum the draft's figures over n positions.
+def _add(totals: dict[Any, float], p: Tensor, q: Tensor, following: Tensor) -> None:
+    """Add the draft's figures over n positions.
 
     p, q: logits [n, V] of target and draft; following: the tokens there, [n].
     """
     nats = F.cross_entropy(q, following, reduction="none")
-    overlaps = {
-        at: torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1)).sum().item()
-        for at in TEMPERATURES
-    }
-    return {
-        "draft_nats": nats[nats != math.inf].sum().item(),
-        "greedy_agreement": (p.argmax(-1) == q.argmax(-1)).sum().item(),
-        **overlaps,
-    }
+    totals["draft_nats"] += nats[nats != math.inf].sum().item()
+    totals["greedy_agreement"] += (p.argmax(-1) == q.argmax(-1)).sum().item()
+    for at in TEMPERATURES:
+        overlap = torch.minimum(F.softmax(p / at, dim=-1), F.softmax(q / at, dim=-1))
+        totals[at] += overlap.sum().item()
 
 
 def _states(model: CausalModel, rows: Tensor) -> Tensor:
-    """Hidden states [rows * length, H] after every token of rows [rows, length]."""
+    """Compute hidden states [rows * length, H] after every token of rows [rows, length]."""
     rows = rows.to(model.device)
     positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
     return model.hidden(rows, positions, None, None).flatten(0, 1)

@@ -1,17 +1,17 @@
 """The losses of a draft head: `talf_loss`, and `eagle_loss` for EAGLE and HASS.
 
-Each gives one number a node, and the sum of these, weighted by what each node counts.
+Each returns per-node losses and their weighted sum.
 
-A node is a position where the head predicts the target: the root of a tree, or a drafted token.
-There q is the head's distribution of the next token and f its feature; p and h are the target's.
+A node is a position where the head predicts the target: the root of a tree, or a drafted token. At
+a node q is the head's distribution of the next token and f its feature; p and h are the target's.
 Each loss is a weighted sum of three terms:
 
 - classification: the cross-entropy -sum_v p(v) log q(v);
 - distillation: the same sum over the target's 10 most likely tokens alone;
 - regression: smooth L1 (or L1) between f and h.
 
-The cross-entropies have two forms with the same numbers. `written_out` holds [R, V]: read that
-one. The fused form holds a chunk of rows at a time, and computes the sum's gradient together with
+The cross-entropies have two forms with the same numbers. `written_out` holds [R, V] and is the one
+to read. The fused form holds a chunk of rows at a time, and computes the sum's gradient along with
 it. Tests compare the two.
 """
 
@@ -32,15 +32,15 @@ from nde_talf.draft_training.training_settings import EagleLoss, Loss, TalfLoss
 
 @dataclass(frozen=True)
 class HeadReadout(Readout):
-    """The target's readout, which is frozen, and a head's own matrix where it has one.
+    """The target's frozen readout, and a head's own matrix where it has one.
 
-    `HeadReadout.of(head)` is that of a head. Products are taken in the weights' dtype.
+    Products are taken in the weights' dtype.
 
     Args:
-        matrix: the head's own, [V, H] or [D, H], which gets gradients; None where the target's
-            readout reads the head out.
+        matrix: the head's own, [V, H] or [D, H], which gets gradients; None where the target's is
+            used.
         vocabulary: ids [D] of the tokens that the head can draft, ascending; None: all.
-        chunk: rows of [V] that are held at once; fewer on a CPU, so that they stay in its cache.
+        chunk: rows of [V] held at once; fewer on a CPU, so that they stay in its cache.
     """
 
     matrix: Tensor | None = None
@@ -49,7 +49,7 @@ class HeadReadout(Readout):
 
     @classmethod
     def of(cls, head: EagleHead) -> "HeadReadout":
-        """That of `head`, in autocast's dtype where it is on."""
+        """Make the readout of `head`, in autocast's dtype where it is on."""
         target, matrix, kind = head.target.readout, head.own_matrix, head.device.type
         autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if autocast else target.weight.dtype
@@ -58,21 +58,21 @@ class HeadReadout(Readout):
 
     @cached_property
     def rows(self) -> Tensor:
-        """The rows [V, H] or [D, H] that read the head out, in the dtype of products."""
+        """The head's lm_head [V, H] or [D, H], in the dtype of products."""
         if self.matrix is not None:
             return self.matrix.to(self.weight.dtype)
         return self.weight if self.vocabulary is None else self.weight[self.vocabulary]
 
     def chunks(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Split tensors of rows alike into chunks."""
+        """Split tensors of equally many rows into chunks."""
         return zip(*(each.split(self.chunk) for each in rows), strict=True)
 
     def of_target(self, features: Tensor) -> Tensor:
-        """The target's logits [R, V] of features [R, H], float32."""
+        """Return the target's logits [R, V] of features [R, H], float32."""
         return self.finish(F.linear(features.to(self.weight.dtype), self.weight, self.bias).float())
 
     def of_head(self, features: Tensor) -> Tensor:
-        """The head's logits [R, V], or [R, D] with a vocabulary, of features [R, H], float32."""
+        """Return the head's logits [R, V], or [R, D] with a vocabulary, of features [R, H]."""
         logits = F.linear(features.to(self.rows.dtype), self.rows).float()
         return self.finish(logits) if self.matrix is None else logits
 
@@ -92,7 +92,7 @@ class NodeLosses(NamedTuple):
     """Losses of R nodes.
 
     Attributes:
-        total: sum over the nodes of loss times what the node counts; it alone has a gradient.
+        total: sum over the nodes of loss times weight; it alone has a gradient.
         loss: of each node, [R].
         agree: whether p and q have the same most likely token, bool [R].
     """
@@ -128,7 +128,7 @@ def talf_loss(
         features: the head's f at the nodes, [R, H]. Gradients reach it, and `readout.matrix`.
         labels: the target's h at the nodes, [R, H].
         readout: of both.
-        counts: how much each node counts in the sum, [R].
+        counts: weights of the nodes in the sum, [R].
         weights: of the terms.
     """
     return NodeLosses(*_Fused.apply(features, readout.matrix, labels, readout, counts, weights))
@@ -172,10 +172,10 @@ def eagle_loss(
 
 
 def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...], float32 or float64.
+    """Return smooth L1 (beta 1) between features [..., H], a mean over H: float32 or 64 [...].
 
-    So does EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that
-    weights mean the same at every H.
+    As in EAGLE's code. norm="l1": |f - h|, as the papers write it, likewise a mean, so that weights
+    mean the same at every H.
     """
     distance = F.l1_loss if norm == "l1" else F.smooth_l1_loss
     kind = torch.promote_types(features.dtype, torch.float32)
@@ -185,7 +185,7 @@ def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
 def written_out(
     features: Tensor, labels: Tensor, readout: HeadReadout, counts: Tensor, weights: Loss
 ) -> NodeLosses:
-    """Compute `talf_loss` of all rows at once, for comparison."""
+    """Compute `talf_loss` of all rows at once: the reference."""
     log_q = readout.of_head(features).log_softmax(-1)
     p, best = _target_law(labels, readout)
     loss = -(_weighted_labels(p, weights) * log_q).sum(-1)
@@ -193,10 +193,10 @@ def written_out(
 
 
 class _Fused(torch.autograd.Function):
-    """`written_out`, chunk by chunk.
+    """Compute `written_out` chunk by chunk, with gradients.
 
     The derivative of a row's loss by its logits is g = |y| q - y, with |y| = sum_v y(v). With z',
-    the slope of these by the products W f, and what the row counts, c:
+    the slope of the logits by the products W f, and the row's weight c:
 
         d total / d f = c (g z') @ W        d total / d W = sum over rows of (g z')^T @ c f
     """
@@ -215,7 +215,7 @@ class _Fused(torch.autograd.Function):
         by_matrix, found = None, []  # the gradient of `matrix`, summed in float32
         if ctx.needs_input_grad[1]:
             by_matrix = torch.zeros_like(matrix, dtype=torch.float32)
-        # Slopes [512, V] are kept for two products with them; laws in smaller chunks (`of`).
+        # Slopes [512, V] are kept for two products; laws are computed in smaller chunks (`of`).
         for f, h, c in zip(
             *(x.split(HeadReadout.chunk) for x in (features, labels, counts)), strict=True
         ):
@@ -257,8 +257,8 @@ def _node_slopes(
 def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
     """Return p [R, V] at R nodes, and the index [R] of its most likely token.
 
-    With a draft vocabulary p [R, D] is renormalised in it, and 0 at nodes whose most likely token
-    is outside: its index is -1.
+    With a draft vocabulary p [R, D] is renormalised in it. At nodes whose most likely token is
+    outside, p is 0 and the index -1.
     """
     logits = readout.of_target(labels)
     best = logits.argmax(-1)
@@ -286,17 +286,17 @@ def tree_loss(
     loss: Loss,
     weights: Sequence[Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum of the losses of a tree's nodes, averaged over roots.
+    """Sum the losses of a tree's nodes, averaged over roots.
 
     With TALF this is Algorithm 1 of the SALF & TALF paper.
 
     Args:
         features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have
-            fewer roots, chosen so that the expectation stays (`document_masks.choose_roots`).
+            fewer roots, drawn with the same expectation (`document_masks.choose_roots`).
         labels: at the same nodes.
         readout: of both.
-        loss: which loss, with its weights.
-        weights: of the roots [...], for each depth. A root of weight 0 costs nothing.
+        loss: name and weights of the loss.
+        weights: of the roots [...], for each depth. Roots of weight 0 take no time.
 
     Returns:
         The loss, and without gradient for each depth d `loss_depth_d` and `agreement_depth_d`,
@@ -323,10 +323,10 @@ def tree_loss(
 
 
 def accepted_length(agreement: Tensor) -> Tensor:
-    """Predict the tokens that a pass of the target writes, from the agreement [D] by depth.
+    """Predict the tokens per target pass from the agreement [D] by depth.
 
-    Greedily, of a path of D drafted tokens: 1 + a_0 + a_0 a_1 + ... A head that agrees at 0.8, 0.5
-    and 0.5 of the nodes has
+    For greedy decoding with a path of D drafted tokens: 1 + a_0 + a_0 a_1 + ... A head that agrees
+    at 0.8, 0.5 and 0.5 of the nodes has
 
     >>> round(accepted_length(torch.tensor([0.8, 0.5, 0.5])).item(), 3)
     2.4
@@ -335,12 +335,12 @@ def accepted_length(agreement: Tensor) -> Tensor:
 
 
 class NodeMetrics(NamedTuple):
-    """One value for each of R nodes.
+    """Figures of R nodes, each [R].
 
     Attributes:
         kl: KL(p || q) in nats.
         agree: whether p and q have the same most likely token.
-        overlap: sum_v min(p, q), which is the acceptance rate of one speculative draw.
+        overlap: sum_v min(p, q), the acceptance rate of one speculative draw.
     """
 
     kl: Tensor
@@ -350,9 +350,9 @@ class NodeMetrics(NamedTuple):
 
 @torch.no_grad()
 def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> NodeMetrics:
-    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32.
+    """Return `NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32.
 
-    With a draft vocabulary q is 0 outside it. Loss and KL would be infinite there: it is that of p
+    With a draft vocabulary q is 0 outside it, where the KL would be infinite: it is computed with p
     restricted to the vocabulary and renormalised.
     """
     parts, vocabulary = [], readout.vocabulary

@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024), which computes in float32 where bfloat16 is emulated.
 
-torch.optim.Muon computes in bfloat16 alone: on AVX2 it takes 8.8 s a step of the default target,
-and this one 0.16 s.
+torch.optim.Muon computes in bfloat16 alone: on AVX2 a step of the default target takes 8.8 s with
+it, and 0.16 s with this one.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ STEPS, MOMENTUM = 5, 0.95
 
 
 def orthogonalised(matrices: Tensor, bfloat16: bool) -> Tensor:
-    """Compute about U V^T of each of `matrices` [n, rows, columns] = U S V^T.
+    """Approximate U V^T of each of `matrices` [n, rows, columns] = U S V^T by Newton-Schulz.
 
-    Newton-Schulz iterations do it. bfloat16: compute in it, not in float32.
+    bfloat16: compute in it, not in float32.
     """
     a, b, c = COEFFICIENTS
     x = matrices.to(torch.bfloat16 if bfloat16 else torch.float32)
@@ -33,7 +33,7 @@ def orthogonalised(matrices: Tensor, bfloat16: bool) -> Tensor:
 class Muon(Optimizer):
     """Orthogonalised Nesterov momentum for matrices [rows, columns].
 
-    Those of one shape are orthogonalised together. bfloat16: see `orthogonalised`.
+    Matrices of one shape are orthogonalised together. bfloat16: see `orthogonalised`.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float, bfloat16: bool = False):

@@ -1,8 +1,8 @@
-"""Precision of a training: `auto` is bfloat16 where the machine multiplies it itself.
+"""Precision of a training: `auto` is bfloat16 where the machine multiplies it natively.
 
-Two machines may therefore train other weights from the same command. What was chosen is printed,
-and kept with what was trained; with a precision by name (draft.precision=32-true) machines agree up
-to rounding.
+Two machines may therefore train different weights from the same command. The choice is printed and
+stored with the weights; with a named precision (draft.precision=32-true) machines agree up to
+rounding.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,9 @@ def default_device() -> torch.device:
 def cast_once(frozen: nn.Module, precision: str) -> Iterator[None]:
     """Hold a frozen model's linear matrices in bfloat16 inside the block, under bf16-mixed.
 
-    Autocast casts a float32 matrix before every product, and keeps the copy only of weights that
-    get gradients. Here those of a frozen model are cast once, with the same results: autocast takes
-    them as they are. The float32 matrices wait in the CPU's memory. A matrix that an embedding
-    shares stays in float32.
+    Autocast casts a float32 matrix before every product, and keeps the copy only of weights with
+    gradients. Casting a frozen model's matrices once gives the same results. The float32 matrices
+    wait in the CPU's memory. A matrix shared with an embedding stays in float32.
     """
     embedded = {id(each.weight) for each in frozen.modules() if isinstance(each, nn.Embedding)}
     linear = [each.weight for each in frozen.modules() if type(each) is nn.Linear]

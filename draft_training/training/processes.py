@@ -13,13 +13,13 @@ from pytorch_lightning.strategies import DDPStrategy
 
 
 class LocalProcesses(DDPStrategy):
-    """One process for each device. Nothing listens beyond the loopback.
+    """One process per device. Nothing listens beyond the loopback.
 
-    The processes meet in a file, since torch's own store listens on every interface. They are new
-    ones: a fork of a process with threads can stand still.
+    The processes meet in a file, since torch's own store listens on every interface. They are
+    spawned, not forked: a fork of a process with threads can hang.
 
     Args:
-        folder: of the training, where the file is.
+        folder: of the training, for the file.
     """
 
     def __init__(self, folder: Path):
@@ -43,6 +43,6 @@ class LocalProcesses(DDPStrategy):
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """End this process with its parent, which may be killed: others would be waited for."""
+    """End this process when its parent ends, even killed; else it would wait for the others."""
     parent.join()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Times the readout of a draft vocabulary against that of all tokens."""
+"""Timing of the lm_head over a draft vocabulary against the lm_head over all tokens."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.model import CausalModel
 
 LEVELS, REPEATS = 4, 5
-"""Drafted levels of a step, and passes that are timed."""
+"""Drafted levels of a step; passes per timing."""
 
 
 def pays(target: CausalModel, vocabulary: Tensor, share: float) -> bool:
-    """Tell whether reading out `vocabulary` alone makes a step cheaper, by timing it here.
+    """Return whether logits of `vocabulary` alone make a step cheaper, by timing both here.
 
-    A step is a pass of the target and `LEVELS` drafted ones. With a `share` of the tokens, it
-    commits about 1 - share² fewer.
+    A step is a pass of the target and `LEVELS` drafted ones. With a `share` of the text covered, it
+    commits a fraction of about 1 - share² fewer tokens.
     """
     one = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
     rows = target.readout.weight.detach()[vocabulary.to(target.device)]

@@ -1,8 +1,7 @@
-"""Training on rows of tokens that survives a kill: the base of `train_lm` and `train_head`.
+"""Resumable training on rows of tokens: the base of `lm_training` and `head_training`.
 
 The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So
-a run that was killed goes on with the batches it would have seen, and ends with the weights it
-would have had. Nothing here knows what is trained.
+a killed run resumes with the batches that it would have seen, and ends with the same weights.
 """
 
 import math
@@ -39,9 +38,9 @@ from nde_talf.draft_training.training_settings import OPERATIONAL, TrainingConfi
 
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
-"""The name, in a training's folder, of the checkpoint with the lowest held-out loss on the way."""
+"""Name, in a training's folder, of the checkpoint with the lowest held-out loss so far."""
 MAX_BAD_STEPS = 10
-"""Steps with a loss or gradient that is not finite, which a process passes over until it stops."""
+"""Skipped steps with a non-finite loss or gradient, after which a process stops."""
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, fall: float) -> float:
@@ -72,12 +71,11 @@ def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
 class RowModule(pl.LightningModule):
     """A training on rows.
 
-    A subclass says what is trained (`trained`, `matrices`), on which `loss`, and by which schedule
-    (`learning_rate_fraction`); the step, its phases and its checkpoint are here.
+    A subclass defines `trained`, `matrices`, `loss` and `learning_rate_fraction`.
 
     Muon trains the matrices, AdamW everything else, and both follow one schedule. Lightning would
-    count a step of each, so that the steps are taken by hand: only AdamW's counts, and
-    `global_step` is the number of the batch.
+    count a step of each optimiser. The steps are taken by hand instead, so that `global_step` is
+    the number of the batch.
     """
 
     title: str
@@ -85,17 +83,15 @@ class RowModule(pl.LightningModule):
     in_bar: tuple[str, ...] = ("loss",)
     """Figures that the progress bar shows."""
     frozen: Sequence[PreTrainedModel] = ()
-    """The transformers models that the steps run beside the one that is trained."""
+    """Transformers models that the steps run but do not train."""
     trained: nn.Module
     config: TrainingConfig
     place: torch.device
-    """Device that a single process trains on; "cuda" is the first GPU."""
+    """Device of a single process; "cuda" is the first GPU."""
     skipped = False
-    """True where the last step was passed over, as its loss or gradient was not finite."""
+    """True if the last step was skipped, as its loss or gradient was not finite."""
     inputs: str | None = None
-    """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not
-    resumed from.
-    """
+    """Fingerprint of rows and frozen models; a checkpoint with another one is refused."""
 
     def __init__(self, config: TrainingConfig):
         super().__init__()
@@ -103,7 +99,7 @@ class RowModule(pl.LightningModule):
         self.config, self.place = config, default_device()
 
     def matrices(self) -> list[nn.Parameter]:
-        """The matrices that Muon trains; none where AdamW trains all."""
+        """Return the matrices that Muon trains; none if AdamW trains all."""
         raise NotImplementedError
 
     def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -114,7 +110,7 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     def learning_rate_fraction(self, step: int) -> float:
-        """The fraction of the peak learning rates at `step` (from 0)."""
+        """Return the fraction of the peak learning rates at `step` (from 0)."""
         raise NotImplementedError
 
     @property
@@ -135,11 +131,11 @@ class RowModule(pl.LightningModule):
         return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))]
 
     def on_train_start(self) -> None:
-        """Start the clock."""
+        """Start the clock of tokens per second."""
         self._clock, self._bad_steps = time.perf_counter(), 0
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """One step: backward, check, schedule, clip, update, report."""
+        """Take a step: backward, check, schedule, clip, update, report."""
         config, fraction = self.config, self.learning_rate_fraction(self.global_step)
         optimizers = self.optimizers()
         adamw, *muon = optimizers if isinstance(optimizers, list) else [optimizers]
@@ -164,25 +160,25 @@ class RowModule(pl.LightningModule):
         self.log_dict(figures | {"lr": peak * fraction})
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """The loss on held-out rows, with the same random choices in every evaluation."""
+        """Log the loss on held-out rows, with the same random choices in every evaluation."""
         loss, _ = self.loss(batch, self.config.steps, batch_idx)
         self.log(HELD_OUT_LOSS, loss, batch_size=self.counted(batch), sync_dist=True)
 
     def counted(self, batch: Any) -> int:
-        """Count what `loss` averages over: a pass weighs as much in its step."""
+        """Count the terms of the mean in `loss`, the weight of a pass in its step."""
         return len(batch)
 
     def in_pass(self, batch: Any) -> int:
-        """Return how many rows of a step's `batch` pass together."""
+        """Return the rows per pass of a step's `batch`."""
         return self.config.batch
 
     def _backward(self, batch: Any) -> dict[str, float]:
-        """Gradients of the mean loss over all that counts in a step, and the figures' means."""
+        """Compute gradients of the mean loss over a step; return the figures' means."""
         self.trained.zero_grad()
         size, means = self.in_pass(batch), []
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
         counts = torch.tensor([*map(self.counted, parts)], device=self.device, dtype=torch.float32)
-        # The mean over processes, as which their gradients are averaged.
+        # Relative to the mean over processes, since gradients are averaged over these.
         shares = counts / self.trainer.strategy.reduce(counts.sum(), reduce_op="mean")
         for number, part in enumerate(parts):
             loss, figures = self.loss(part, self.global_step, number)
@@ -192,7 +188,7 @@ class RowModule(pl.LightningModule):
         return dict(zip(["loss", *figures], mean.tolist(), strict=True))
 
     def _is_bad(self, loss: float) -> bool:
-        """Return whether loss or gradient of this step are not finite.
+        """Return whether loss or gradient of this step is not finite.
 
         Raises UserError if there were too many such steps.
         """
@@ -217,7 +213,7 @@ class RowModule(pl.LightningModule):
         return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what a resumed training is compared with; raise UserError for weights of NaN."""
+        """Add settings and inputs, for a resumed training; raise UserError for weights of NaN."""
         if not all(bool(weight.isfinite().all()) for weight in self.trained.parameters()):
             raise UserError(
                 f"{self.title}: its weights are not finite after step {self.global_step - 1}, so"
@@ -268,17 +264,16 @@ def train_rows(
 
     Args:
         module: what is trained.
-        rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of
-            row numbers, and whose items have a length, slices and `numel`, as tensors do.
-        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is
-            damaged, from the checkpoint before it or the start.
+        rows: of tokens, [rows, length], or any container with a length that a tensor of row numbers
+            indexes, giving items with a length, slices and `numel`, as tensors do.
+        folder: of the checkpoint. A run resumes from `last.ckpt` there, or, if that is damaged,
+            from the checkpoint before it or the start.
         logger: of the figures.
         callbacks: of Lightning.
         rows_in_step: of each device; None: `config.batch`.
-        held_out: rows on which the module is evaluated every `config.evaluate_every` steps; None
-            where that is 0.
-            The end is evaluated too, and the module then has the weights with the lowest
-            `held_out_loss`. `best.ckpt` in the folder is the best checkpoint before the end.
+        held_out: rows for an evaluation every `config.evaluate_every` steps and at the end; None if
+            that is 0. The module then gets the weights with the lowest `held_out_loss`.
+            `best.ckpt` in the folder is the best checkpoint before the end.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, best, place = module.config, folder / BEST, module.place
@@ -322,8 +317,8 @@ def train_rows(
 def _take_best(module: RowModule, path: Path, key: str, loss: float) -> None:
     """Give `module` the weights in `path` unless its own held-out `loss` is lower.
 
-    key: of the callback that wrote them. Where several processes trained, its score is known from
-    the file alone.
+    key: of the callback that wrote them. After a training in several processes only the file has
+    its score.
     """
     if not path.exists():
         return
@@ -336,10 +331,11 @@ def _take_best(module: RowModule, path: Path, key: str, loss: float) -> None:
 
 @contextmanager
 def eager_attention(module: RowModule) -> Iterator[None]:
-    """Run a model of transformers that is trained on the CPU with plain attention.
+    """Train a transformers model on the CPU with plain attention.
 
-    On a CPU it is faster than the fused kernel in forward and backward passes over short rows (1.2
-    times with rows of 64 and 128 tokens in bfloat16), and slower in forward passes alone.
+    On a CPU plain attention is faster than the fused kernel in forward and backward passes over
+    short rows (1.2 times with rows of 64 and 128 tokens in bfloat16), and slower in forward passes
+    alone.
     """
     model = module.trained
     if module.place.type != "cpu" or not isinstance(model, PreTrainedModel):
@@ -355,7 +351,7 @@ def eager_attention(module: RowModule) -> Iterator[None]:
 
 @dataclass
 class Position:
-    """The place of a training and of this process, as Lightning's Trainer says it."""
+    """Step of a training and rank of this process, with the names of Lightning's Trainer."""
 
     global_step: int = 0
     global_rank: int = 0
@@ -365,7 +361,7 @@ class Position:
 class RowBatches:
     """Batches of rows whose order is a pure function of (seed, step).
 
-    Iterating begins at the step where `at` is.
+    Iterating begins at step `at.global_step`.
 
     Rows are drawn without replacement, in a new order each time that all have been seen. Each
     process takes its own `batch` rows of a step.
@@ -380,7 +376,7 @@ class RowBatches:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        epoch_of = lru_cache(2)(self._epoch)  # drawn once: long beside a step on a GPU
+        epoch_of = lru_cache(2)(self._epoch)  # drawn once: slow beside a step on a GPU
         for step in range(self.at.global_step, self.steps):
             place = step * self.at.world_size + self.at.global_rank
             epoch, first = divmod(place * self.batch, len(self.rows))
@@ -395,7 +391,7 @@ class RowBatches:
         return torch.randperm(len(self.rows), generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return no state, which Lightning asks a loader for that can resume: the step is all."""
+        """Return an empty state, which Lightning requires of a resumable loader."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
