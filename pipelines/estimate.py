@@ -20,7 +20,7 @@ from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT
-from nde_talf.pipelines.config import DISTIL, Config
+from nde_talf.pipelines.config import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.evaluate import FEWEST_PROMPTS
 from nde_talf.pipelines.machine import threads
 from nde_talf.pipelines.pair import ANSWERED, answers_to_learn
@@ -34,7 +34,7 @@ LEVELS = 5
 """Drafted levels of a tree."""
 EPOCH = 4e-5
 """Seconds per root and epoch of a selector's training."""
-METHODS = 5
+TEXTS = 3
 """Texts per prompt and group of methods, with those that choose trees by timing."""
 
 
@@ -92,8 +92,8 @@ def measured(model: CausalModel, decoding: int) -> Work:
 
     whole = _seconds(row)
     with threads(decoding):
-        one, eight = (_seconds(partial(passed, nodes)) for nodes in (1, 8))
-    return Work(whole / len(text), one, eight, 1)
+        step, tree = (_seconds(partial(passed, nodes)) for nodes in (1, 8))
+    return Work(whole / len(text), step, tree, 1)
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:
@@ -123,8 +123,9 @@ def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Wor
     share, latency, evaluation = drafter / size.target, config.latency, config.evaluation
     rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
     probes = 2 * len(PROBES) * rounds
-    texts = len(evaluation.settings) * evaluation.passes * (evaluation.prompts or FEWEST_PROMPTS)
-    texts *= 2 + METHODS * len(evaluation.methods)
+    groups = {*evaluation.methods} & {*(METHODS if config.drafts else WITHOUT_DRAFT)}
+    texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
+    texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
     selector, roots = config.selector, sum(roots_of(config.traces))
     epochs = selector.epochs * (2 * selector.folds - 1) * len(selector.verifiers)
     return {
