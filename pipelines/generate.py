@@ -134,7 +134,7 @@ def generate(config: GenerateConfig) -> None:
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_device(config.model.device)
-    reach_hub([alone] if alone else [])
+    reach_hub(filter(None, [alone]))
     quiet()
     from nde_talf.pipelines.streaming import stream
 
