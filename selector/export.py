@@ -27,6 +27,12 @@ INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
 """Inputs and choices that every export lists, in order."""
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
+VECTORS = "vectors.safetensors"
+"""The file of an export that holds `VECTOR_ROWS` made-up rows of the network's inputs, by argument
+name, the `logits` [B, C] that it gives them, and the `trees` [B, 3] that it then chooses, so that
+another reader can be tested.
+"""
+VECTOR_ROWS, VECTOR_ERROR = 3, 1e-3
 ABOUT = (
     "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
     " Expansion): at every step it chooses the tree that gives most tokens a second. The text, or"
@@ -79,6 +85,7 @@ def save_selector(
         write_json(temporary / "config.json", config)
         if selector.table is not None:
             selector.table.save(temporary / TABLE)
+        save_file(vectors_of(selector), temporary / VECTORS)
         title = f"Selector of draft trees ({schema.verifier})"
         tags = ["speculative-decoding", "selector"]
         write_card(temporary, title, ABOUT, USE, tags, None, known, figures)
@@ -87,7 +94,7 @@ def save_selector(
 
 
 def load_selector(folder: Path) -> Selector:
-    """Load an exported selector.
+    """Load an exported selector. It has to give its test vectors, if it has some.
 
     Raises:
         UserError: `folder` holds none, one of other inputs, one that is not as it was written, or
@@ -121,7 +128,50 @@ def load_selector(folder: Path) -> Selector:
             f"{weights}: it does not fit its config.json ({fault}): {FORMAT.again}."
         ) from error
     selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
+    if (folder / VECTORS).exists():
+        _check_vectors(selector.eval(), folder / VECTORS)
     return selector.eval()
+
+
+@torch.inference_mode()
+def vectors_of(selector: Selector) -> dict[str, Tensor]:
+    """Return rows of inputs with what a selector makes of them: see `VECTORS`."""
+    schema, draws = selector.schema, torch.Generator().manual_seed(0)
+
+    def normal(size: int) -> Tensor:
+        return torch.randn(VECTOR_ROWS, size, generator=draws)
+
+    names = ("h_p_previous", "h_q_previous", "h_q_root")
+    sizes = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+    inputs = {name: normal(size) for name, size in zip(names, sizes, strict=True)}
+    spread = torch.where(selector.scale > 0, 1 / selector.scale, 0.0)
+    inputs["scalars"] = (
+        (selector.mean + spread * normal(len(INPUT_SCALARS)).to(spread)).float().cpu()
+    )
+    inputs["seconds"] = 0.01 * normal(len(TREES)).exp()
+    return {**inputs, **_outputs(selector, inputs)}
+
+
+def _outputs(selector: Selector, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    training, device = selector.training, selector.mean.device
+    logits = selector.eval()(**{name: each.to(device) for name, each in inputs.items()}).cpu()
+    selector.train(training)
+    return {"logits": logits, "trees": torch.tensor([*TREES])[logits.argmax(-1)]}
+
+
+@torch.inference_mode()
+def _check_vectors(selector: Selector, path: Path) -> None:
+    """Raise UserError where a selector does not give the logits of its test vectors."""
+    vectors = read_tensors(path, FORMAT.again)
+    with reading(path, FORMAT.again):
+        known = vectors.pop("logits")
+        vectors.pop("trees")
+        error = (_outputs(selector, vectors)["logits"] - known).abs().max().item()
+    if not error <= VECTOR_ERROR * (1 + known.abs().max().item()):
+        raise UserError(
+            f"{path}: its selector gives other logits than it was exported with, by up to"
+            f" {error:.2g}: {FORMAT.again}."
+        )
 
 
 def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
