@@ -61,6 +61,8 @@ T = TypeVar("T")
 class UsageError(UserError):
     """The command line names what there is not, or cannot be read."""
 
+    status = USAGE
+
 
 def register(name: str, schema: type) -> None:
     """Make the keys of a settings class, with their defaults, known to Hydra.
@@ -89,7 +91,7 @@ def answer(error: BaseException) -> None:
     One that nobody can do anything about is raised.
     """
     if isinstance(error, UserError):
-        fail(str(error), USAGE if isinstance(error, UsageError) else 1)
+        fail(str(error), error.status)
     chain = list(_causes(error))
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
     short = next(filter(lacks_memory, chain), None)

@@ -64,10 +64,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target = load()
     # A tree at a row's last token fits the target's context too.
     room = target.max_context - max(loss.depth, SAMPLED)
-    # raises before any text is read or written
-    reason = not_for_vllm(build_head(target, draft).family)
-    if reason:
-        console.print(f"! {reason}")
+    tell_engines(build_head(target, draft))  # raises before any text is read or written
     if config.dialogues.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()
@@ -98,9 +95,14 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
-    if reason:
-        console.print(f"! {reason}")
+    tell_engines(head)
     return report
+
+
+def tell_engines(head: EagleHead) -> None:
+    """Print why vLLM cannot serve a head, if it cannot."""
+    if reason := not_for_vllm(head.family):
+        console.print(f"! {reason}")
 
 
 def export_head(

@@ -172,10 +172,15 @@ def _print_sizes(config: Config) -> None:
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
     console.print(table)
-    kind = models["target"].config.get_text_config().model_type
-    reason = not_for_vllm(family_named(kind, config.draft.layer))
+    _print_layer(config, models["target"].config.get_text_config().model_type)
+
+
+def _print_layer(config: Config, model_type: str) -> None:
+    """Print why vLLM could not serve the head, if a head is trained and it could not."""
+    layer = config.draft.layer
+    reason = not_for_vllm(family_named(model_type, layer))
     if reason and "draft" in config.stages:
-        console.print(f"! draft.layer={config.draft.layer}: {reason}")
+        console.print(f"! draft.layer={layer}: {reason}")
 
 
 def _print_data(config: Config, whole: bool) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.selector.export import read_export, unfit, write_export
+from nde_talf.selector.export import VECTORS, read_export, unfit, write_export
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 from nde_talf.selector.schema import SelectorSchema
+from nde_talf.selector.vectors import check_vectors, vectors_of
 
 PASSES, FARTHEST = 2, 2.0
 """Number of prices at the end of the scalars, and their clamp in standard deviations."""
@@ -168,7 +169,8 @@ class Selector(nn.Module):
             figures: throughputs on held-out roots, for the model card.
         """
         weights = {name: value.contiguous() for name, value in self.state_dict().items()}
-        write_export(Path(folder), self.schema, weights, self.table, facts or {}, figures)
+        vectors = vectors_of(self)
+        write_export(Path(folder), self.schema, weights, self.table, vectors, facts or {}, figures)
 
     @classmethod
     @checked
@@ -189,4 +191,6 @@ class Selector(nn.Module):
         except RuntimeError as error:
             raise unfit(Path(folder), error) from error
         selector.table = table
+        if (path := Path(folder) / VECTORS).exists():
+            check_vectors(selector, path)
         return selector.eval()

@@ -259,7 +259,7 @@ class _Training:
             self.optimizer.step()
             self.schedule.step()
             self.step += 1
-            total += float(loss) * len(index)
+            total += loss.item() * len(index)
         self.selector.eval()
         return {"loss": total / len(order), GAIN: self._gain()}
 

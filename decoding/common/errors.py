@@ -58,6 +58,9 @@ def lacks_memory(error: BaseException) -> bool:
 class UserError(Exception):
     """Bad input or a bad environment, described for who can change it; secrets are masked."""
 
+    status = 1
+    """Exit status of a command that ends with it."""
+
     def __init__(self, message: str) -> None:
         super().__init__(masked(message))
 
