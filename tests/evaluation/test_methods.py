@@ -19,6 +19,7 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.actions import tree_index
+from nde_talf.decoding.common.files import write_json
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.loops import PLAIN, assisted_title
@@ -34,6 +35,7 @@ from nde_talf.evaluation.methods import (
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration, read_tuned
+from nde_talf.pipelines.finished import Run
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -248,3 +250,12 @@ def test_static_trees_are_ranked_by_labels(bench):
     assert len(set(ranked)) == 3 and all(tree.depth == 1 for tree in ranked[1:])
     assert bench.labels.ranked("traversal", 1, "code") == ranked[:1]
     assert bench.labels.ranked("traversal", 1, "tables") == []  # no roots
+
+
+def test_the_heads_fastest_tree_is_found_by_its_key(tmp_path):
+    for folder in ("pair", "report"):
+        (tmp_path / "mine" / folder).mkdir(parents=True)
+    write_json(tmp_path / "mine/pair/pair.json", {})
+    tuned = {STATIC_TREE.format("traversal"): {"tree": [1, 0, 2]}, HEAD_TREE: {"tree": [4, 2, 3]}}
+    write_json(tmp_path / "mine/report/tuned-t0.6.json", tuned)
+    assert Run("mine", str(tmp_path)).head_action(0.7) == Action(4, 2, 3)

@@ -121,3 +121,11 @@ def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
     assert "b, is at 0.95 [" in alike.sentence and "cannot be told apart" in alike.sentence
     for judged in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
         assert judged.runner_up is None and "runner-up" not in judged.sentence
+
+
+def test_transformers_loops_are_marked_in_their_records_whatever_their_titles():
+    records = [record(name, prompt, 20, 1.0) for name in (BASELINE, CONTROL) for prompt in range(8)]
+    records += [replace(record("fast", prompt, 20, 0.4), outside=True) for prompt in range(8)]
+    rows = tabulate(records)["T=1"]
+    assert [row.outside for row in rows] == [False, False, True]
+    assert "own loop against ours" in verdict("T=1", rows, "here", records).sentence
