@@ -102,7 +102,8 @@ class Table:
         self.options, target = options, options.target
         (self.target,) = load_models([target], "cpu", options.dtype)
         self.head = HeadDraft(load_head(options.head, self.target))
-        exports = sorted(options.selector.iterdir()) if options.selector else ()
+        exports = sorted(options.selector.iterdir()) if options.selector else []
+        exports.sort(key=lambda each: each.name != "traversal")  # the first rule is the main one
         self.selectors = {each.name: Selector.from_pretrained(each) for each in exports}
         self.prompts, self.tuning = list[Prompt](), list[list[int]]()
         tokenizer = load_tokenizer(target)
