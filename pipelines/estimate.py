@@ -118,16 +118,16 @@ def roots_of(traces: TracesConfig) -> tuple[int, int]:
 def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Work]:
     """Count what is left to do in every stage; what is in its folder already is not counted."""
     head, drafter = size.head / size.target, size.head
-    if size.draft and config.traces.drafter == "lm":
+    if size.draft and config.drafter == "lm":
         drafter = size.draft
     share, latency, evaluation = drafter / size.target, config.latency, config.evaluation
     rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
     probes = 2 * len(PROBES) * rounds
-    groups = {*evaluation.methods} & {*(METHODS if config.drafts else WITHOUT_DRAFT)}
+    groups = {*evaluation.methods} & {*(WITHOUT_DRAFT if config.drafter == "nobody" else METHODS)}
     texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
     texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
     selector, roots = config.selector, sum(roots_of(config.traces))
-    epochs = selector.epochs * (2 * selector.folds - 1) * len(selector.verifiers)
+    epochs = selector.epochs * selector.folds * len(selector.verifiers)
     return {
         "pair": _pair(config, share, folders["pair"]),
         "draft": _head(config, head, folders["draft"]),
