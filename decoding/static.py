@@ -21,13 +21,14 @@ from transformers.cache_utils import Cache, StaticLayer
 from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.device import upload
+from nde_talf.decoding.device import blocked, upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
-_GRAPHS = 256  # of one function: a size each, of every model
+_SHOWN = 512  # slots, the fewest that a pass is shown
+_GRAPHS = 256  # of one function: one for each size, number of slots and model
 
 
 def cuda_graphs(function: Callable) -> Callable:
@@ -69,11 +70,12 @@ class FixedLayer(StaticLayer):
         self.values.index_copy_(2, self.target.slots, value_states)
         if self.target.alone:
             return key_states, value_states
-        return self.keys, self.values
+        shown = self.target.shown
+        return self.keys[:, :, :shown], self.values[:, :, :shown]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return (number of slots that a pass is shown, offset 0)."""
-        return (query_length if self.target.alone else self.target.capacity), 0
+        return (query_length if self.target.alone else self.target.shown), 0
 
     def get_seq_length(self) -> int:
         """Return 0, since positions and masks are given."""
@@ -83,11 +85,12 @@ class FixedLayer(StaticLayer):
 class WriteTarget:
     """Slots [n] that a pass over fixed layers writes to.
 
-    alone: the rows are a sequence's first ones, which see only themselves.
+    alone: the rows are a sequence's first ones, which see only themselves. shown: the first slots,
+    which the rows are shown otherwise.
     """
 
     def __init__(self, capacity: int):
-        self.capacity, self.alone = capacity, True
+        self.capacity, self.alone, self.shown = capacity, True, capacity
         self.slots = torch.empty(0, dtype=torch.long)
 
 
@@ -105,7 +108,7 @@ class FixedCache(KVCache):
 
     def columns(self, count: int) -> int:
         """See `KVCache.columns`."""
-        return count if self.target.alone else self.capacity
+        return count if self.target.alone else self.target.shown
 
     def place(self, positions: Tensor) -> Tensor:
         """See `KVCache.place`."""
@@ -114,11 +117,18 @@ class FixedCache(KVCache):
             # as the keys: torch makes no graph that writes to anything else
             torch._dynamo.mark_static_address(self.positions)
         self.positions.index_copy_(1, self.target.slots, positions)
-        return positions if self.target.alone else self.positions
+        return positions if self.target.alone else self.positions[:, : self.target.shown]
 
-    def write_to(self, slots: Tensor, alone: bool = False) -> None:
-        """Set where the next pass writes; see `WriteTarget`."""
-        self.target.slots, self.target.alone = slots, alone
+    def write_to(self, slots: Tensor, shown: int = 0) -> None:
+        """Set where the next pass writes, and how many slots it is shown; 0: its own rows alone."""
+        target = self.target
+        target.slots, target.alone, target.shown = slots, not shown, shown or target.capacity
+
+    def clear(self, slot: int) -> None:
+        """Write zeros to a slot, in every layer."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[:, :, slot], layer.values[:, :, slot] = 0, 0
 
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every layer."""
@@ -162,6 +172,13 @@ class StaticShapes(Shapes):
             )
         return next(size for size in self.sizes if size >= rows)
 
+    def shown(self, end: int) -> int:
+        """Return how many slots a pass is shown that needs the first `end`: 512, 1024, 2048, ...
+
+        Over the full cache attention would cost the same for a short text as for a long one.
+        """
+        return min(self.capacity, max(_SHOWN, 1 << (end - 1).bit_length()))
+
     def check_layers(self, target: Any, layers: Sequence[int]) -> None:
         """Raise UserError where features of a target's layers cannot be taken inside a graph."""
         if layers and target.native is None:
@@ -201,7 +218,7 @@ class FixedPasses:
         self.cache = FixedCache(layers, shapes.capacity)
         self.compiled, self.move = forward, self.cache.move
         compile = shapes.compile or (cuda_graphs if device.type == "cuda" else None)
-        self.warm = compile is None
+        self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:
             self.compiled, self.move = compile(forward), compile(self.cache.move)
         self.user: StaticSession | None = None
@@ -227,36 +244,34 @@ class FixedPasses:
 
     def first(self, ids: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """A sequence's first pass, over the prompt: neither padded nor compiled."""
-        self.cache.write_to(torch.arange(ids.shape[2], device=self.device), alone=True)
+        count = ids.shape[2]
+        self.cache.write_to(torch.arange(count, device=self.device))
         hidden = self.forward(ids[0], ids[1], None, self.cache, **inputs)[0]
-        if not self.warm:
-            self._warm_up({name: x[:, :1] for name, x in inputs.items()})
+        self.warm_up(self.shapes.shown(count + self.shapes.rows), inputs)
         return hidden
 
-    def _warm_up(self, inputs: dict[str, Tensor]) -> None:
-        """Run every size twice, over rows that see and write nothing but the last slot.
+    def warm_up(self, shown: int, inputs: dict[str, Tensor]) -> None:
+        """Run every size twice over the first `shown` slots, unless that was done before.
 
-        torch compiles a function in the first call, and makes its CUDA graph in the second. inputs:
-        one row of each.
+        torch compiles a function in the first call, and makes its CUDA graph in the second. The
+        rows write to the last slot, which is cleared: no later row may find a NaN there. inputs:
+        one row of each, or more.
         """
-        self.warm = True
+        if self.compiled is self.forward or shown in self.warm:
+            return
+        self.warm.add(shown)
         for size in 2 * self.shapes.sizes:
             ids = torch.zeros(2, 1, size, dtype=torch.long, device=self.device)
-            mask = torch.full(
-                (1, 1, size, self.cache.capacity),
-                torch.finfo(self.dtype).min,
-                dtype=self.dtype,
-                device=self.device,
-            )
-            mask[..., self.nowhere] = 0
-            repeated = {name: x.repeat(1, size, 1) for name, x in inputs.items()}
+            repeated = {name: x[:, :1].repeat(1, size, 1) for name, x in inputs.items()}
+            mask = torch.zeros(1, 1, size, shown, device=self.device, dtype=self.dtype)
             self.run(ids[0, 0] + self.nowhere, ids, mask, repeated)
         for _ in range(2):
             self.move(*torch.full((2, self.shapes.rows), self.nowhere, device=self.device).unbind())
+        self.cache.clear(self.nowhere)
 
     def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
-        self.cache.write_to(slots)
+        self.cache.write_to(slots, mask.shape[-1])
         try:
             return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -296,10 +311,12 @@ class StaticSession(TreeSession):
         with passes.turn(self):
             # All rows see the prefix, none what is after the tree. Padded rows see what there is,
             # so that they stay finite.
-            shape = 1, 1, count + padding, passes.cache.capacity
+            shown = passes.shapes.shown(end)
+            passes.warm_up(shown, padded)
+            shape = 1, 1, count + padding, shown
             mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
             mask[..., :count, self.length : end] = self._additive(sees)
-            mask[..., end:] = torch.finfo(self.dtype).min
+            mask[..., end:] = blocked(self.dtype)
             return passes.run(upload(slots, self.device), ids, mask, padded)[0, :count]
 
     def _keep(self, rows: list[int]) -> None:
