@@ -8,20 +8,22 @@ that no later pass has to wait for that.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, StaticLayer
 
-from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.cache import KVCache, Slots
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.device import blocked, upload
+from nde_talf.decoding.device import asynchronous, blocked, upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
@@ -46,6 +48,55 @@ def cuda_graphs(function: Callable) -> Callable:
     return replayed
 
 
+class RecordedGraphs:
+    """A function of tensors, captured for every shape as a `torch.cuda.CUDAGraph` over fixed buffers.
+
+    Nothing is compiled and no guard is checked. Off CUDA the function runs over the same buffers.
+    Where it cannot be captured it runs as it is, after one warning.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.function, self.pool = function, None
+        self.graphs: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Return the function's result, which the next call leaves as it is."""
+        shapes = tuple(each.shape for each in tensors)
+        if shapes not in self.graphs:
+            buffers = [each.clone() for each in tensors]
+            self.graphs[shapes] = buffers, self._capture(buffers)
+        buffers, replay = self.graphs[shapes]
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return replay().clone()
+
+    def _capture(self, buffers: list[Tensor]) -> Callable[[], Tensor]:
+        as_it_is = partial(self.function, *buffers)
+        if not asynchronous(buffers[0].device):
+            return as_it_is
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries allocate in a first call what a graph may not
+            as_it_is()
+        torch.cuda.current_stream().wait_stream(side)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                result = as_it_is()
+        except RuntimeError as error:
+            warnings.warn(
+                f"static shapes: a pass cannot be captured ({first_line(error)}) and runs as it is.",
+                stacklevel=2,
+            )
+            return as_it_is
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
 class FixedLayer(StaticLayer):
     """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses.
 
@@ -56,9 +107,31 @@ class FixedLayer(StaticLayer):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, target: "WriteTarget"):
+    def __init__(self, target: "WriteTarget", slots: Slots | None = None, index: int = 0):
         super().__init__(target.capacity)
-        self.target = target
+        self.target, self.slots, self.index = target, slots, index
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take slots of the tensor that layers share; a layer of another shape has its own."""
+        if self.slots is None:
+            super().lazy_initialization(key_states, value_states)
+            return
+        self.slots, self.index = self.slots.of(key_states, value_states, self.index)
+        new = self.slots.states is None
+        try:
+            states = self.slots.room(key_states, value_states, self.target.capacity)
+        except torch.OutOfMemoryError as error:
+            size = 2 * self.slots.layers * self.target.capacity * key_states[:, :, :1].nbytes
+            raise UserError(
+                f"static shapes: keys and values of {self.target.capacity} tokens need"
+                f" {size / 2**30:.2f} GiB, more than the device has left. Give a smaller context."
+            ) from error
+        if new:
+            states.zero_()
+        shown = states[2 * self.index : 2 * self.index + 2, :, :, : self.target.capacity]
+        self.keys = shown[0, ..., : key_states.shape[-1]]
+        self.values = shown[1, ..., : value_states.shape[-1]]
+        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -98,13 +171,18 @@ class FixedCache(KVCache):
     """A cache of `layers` layers at fixed addresses, of `capacity` slots each.
 
     Passes write where a tensor says, so that a captured graph can be replayed.
+
+    Args:
+        shared: layers of one shape lie in one tensor, so that a move is one. torch.compile wants a
+            tensor for each.
     """
 
     capacity: int
 
-    def __init__(self, layers: int, capacity: int):
+    def __init__(self, layers: int, capacity: int, shared: bool = False):
         self.capacity, self.target = capacity, WriteTarget(capacity)
-        Cache.__init__(self, layers=[FixedLayer(self.target) for _ in range(layers)])
+        slots = Slots(layers, capacity) if shared else None
+        Cache.__init__(self, layers=[FixedLayer(self.target, slots, i) for i in range(layers)])
 
     def columns(self, count: int) -> int:
         """See `KVCache.columns`."""
@@ -132,10 +210,12 @@ class FixedCache(KVCache):
 
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every layer."""
-        for layer in self.layers:
-            if layer.is_initialized:  # else it reads another layer's keys and values
-                for states in (layer.keys, layer.values):
-                    states.index_copy_(2, to, states.index_select(2, slots))
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        # a layer that is not reads another one's keys and values
+        shared = dict.fromkeys(layer.slots.states for layer in layers if layer.slots)
+        alone = [states for each in layers if not each.slots for states in (each.keys, each.values)]
+        for states in (*shared, *alone):
+            states.index_copy_(-2, to, states.index_select(-2, slots))
         if self.positions is not None:
             self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
 
@@ -143,8 +223,8 @@ class FixedCache(KVCache):
 class StaticShapes(Shapes):
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
-    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
-    Models keep their cache and their graphs here from one session to the next; a model holds one
+    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
+    GPU has run yet. compile: what is done to a forward pass instead. Models keep their cache and their graphs here from one session to the next; a model holds one
     sequence at a time, the one that was begun last.
     """
 
@@ -154,8 +234,9 @@ class StaticShapes(Shapes):
         context: Positive,
         rows: Positive = 128,
         compile: Compile | None = None,
+        graphs: Literal["compiled", "recorded"] = "compiled",
     ):
-        self.context, self.rows, self.compile = context, rows, compile
+        self.context, self.rows, self.compile, self.graphs = context, rows, compile, graphs
         self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
@@ -215,9 +296,14 @@ class FixedPasses:
     ):
         self.forward, self.device, self.dtype = forward, device, dtype
         self.shapes, self.nowhere = shapes, shapes.capacity - 1
-        self.cache = FixedCache(layers, shapes.capacity)
+        recorded = shapes.graphs == "recorded"
+        compile = shapes.compile or (
+            cuda_graphs if device.type == "cuda" and not recorded else None
+        )
+        self.cache = FixedCache(layers, shapes.capacity, shared=compile is None)
         self.compiled, self.move = forward, self.cache.move
-        compile = shapes.compile or (cuda_graphs if device.type == "cuda" else None)
+        self.recorded: RecordedGraphs | None = None
+        self.records, self.compiles = recorded and compile is None, compile is not None
         self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:
             self.compiled, self.move = compile(forward), compile(self.cache.move)
@@ -257,7 +343,7 @@ class FixedPasses:
         rows write to the last slot, which is cleared: no later row may find a NaN there. inputs:
         one row of each, or more.
         """
-        if self.compiled is self.forward or shown in self.warm:
+        if not (self.records or self.compiles) or shown in self.warm:
             return
         self.warm.add(shown)
         for size in 2 * self.shapes.sizes:
@@ -265,12 +351,15 @@ class FixedPasses:
             repeated = {name: x[:, :1].repeat(1, size, 1) for name, x in inputs.items()}
             mask = torch.zeros(1, 1, size, shown, device=self.device, dtype=self.dtype)
             self.run(ids[0, 0] + self.nowhere, ids, mask, repeated)
-        for _ in range(2):
+        for _ in range(2 if self.compiles else 0):
             self.move(*torch.full((2, self.shapes.rows), self.nowhere, device=self.device).unbind())
         self.cache.clear(self.nowhere)
 
     def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
+        if self.records:
+            self.recorded = self.recorded or RecordedGraphs(partial(self._pass, [*inputs]))
+            return self.recorded(slots, ids, mask, *inputs.values())
         self.cache.write_to(slots, mask.shape[-1])
         try:
             return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)
@@ -279,6 +368,13 @@ class FixedPasses:
                 "static shapes: a forward pass cannot be captured as one graph"
                 f" ({first_line(error)}). Switch static shapes off for this model."
             ) from error
+
+    def _pass(self, names: list[str], *tensors: Tensor) -> Tensor:
+        slots, ids, mask, *inputs = tensors
+        self.cache.write_to(slots, mask.shape[-1])
+        return self.forward(
+            ids[0], ids[1], mask, self.cache, **dict(zip(names, inputs, strict=True))
+        )
 
 
 class StaticSession(TreeSession):
@@ -324,5 +420,6 @@ class StaticSession(TreeSession):
         with passes.turn(self):
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
-                moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
+                if passes.compiles:  # of one shape
+                    moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
                 passes.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())

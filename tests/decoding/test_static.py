@@ -17,6 +17,7 @@ from nde_talf import (
     TreePolicy,
 )
 from nde_talf.decoding import static as static_shapes
+from nde_talf.decoding.cache import Slots
 from nde_talf.decoding.device import blocked
 from nde_talf.decoding.policies.delayed import draft_delayed
 from tests.decoding.families import CONTEXT, family
@@ -132,6 +133,39 @@ def test_a_pass_is_shown_no_more_slots_than_a_text_needs(monkeypatch):
     assert {*shown} == {(slots, size) for slots in (16, 32, 64) for size in static.sizes}
     for passes in static._passes.values():
         assert passes.cache.layers[0].keys.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name,make_head", [("llama", None), ("gemma-3", None), ("llama", random_head)]
+)
+def test_recorded_passes_over_fixed_buffers_give_the_plain_tokens(name, make_head, monkeypatch):
+    monkeypatch.setattr(static_shapes, "_SHOWN", 16)
+    target, draft = pair(name)
+    head = make_head(target) if make_head else None
+    static = StaticShapes(CONTEXT, rows=16, graphs="recorded")
+    plain, fixed = (
+        decoder(target, draft, ManySizes(), "specinfer", shapes, head) for shapes in (None, static)
+    )
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 30, SamplingSetting()
+        expected = plain.generate(*asked, Rng.seeded(seed)).tokens
+        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
+    for passes in static._passes.values():
+        assert len(passes.recorded.graphs) == len(static.sizes) * len(passes.warm) > 4
+        # Of each shape of keys one tensor.
+        assert len({id(layer.slots) for layer in passes.cache.layers}) == 1
+
+
+def test_keys_and_values_that_a_device_cannot_hold_are_refused_with_their_size(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Slots, "room", full)
+    target, _ = tiny_pair(16)
+    session = target.session((), StaticShapes(1 << 20, rows=4, graphs="recorded"))
+    with refusal("keys and values of 1048584 tokens need"):
+        session.append([1, 2])
 
 
 def test_nothing_is_left_in_the_slot_of_padded_rows():
