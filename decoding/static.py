@@ -49,14 +49,15 @@ def cuda_graphs(function: Callable) -> Callable:
 
 
 class RecordedGraphs:
-    """A function of tensors, captured for every shape as a `torch.cuda.CUDAGraph` over fixed buffers.
+    """A function of tensors, captured for every shape as a CUDA graph over fixed buffers.
 
     Nothing is compiled and no guard is checked. Off CUDA the function runs over the same buffers.
     Where it cannot be captured it runs as it is, after one warning.
     """
 
     def __init__(self, function: Callable[..., Tensor]):
-        self.function, self.pool = function, None
+        self.function = function
+        self.pool: Any = None  # of memory that the graphs share
         self.graphs: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
 
     def __call__(self, *tensors: Tensor) -> Tensor:
@@ -85,7 +86,8 @@ class RecordedGraphs:
                 result = as_it_is()
         except RuntimeError as error:
             warnings.warn(
-                f"static shapes: a pass cannot be captured ({first_line(error)}) and runs as it is.",
+                f"static shapes: a pass cannot be captured, so it runs as it is"
+                f" ({first_line(error)}).",
                 stacklevel=2,
             )
             return as_it_is
@@ -223,9 +225,11 @@ class FixedCache(KVCache):
 class StaticShapes(Shapes):
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
-    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
-    GPU has run yet. compile: what is done to a forward pass instead. Models keep their cache and their graphs here from one session to the next; a model holds one
+    Models keep their cache and their graphs here from one session to the next; a model holds one
     sequence at a time, the one that was begun last.
+
+    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
+    GPU has done yet. compile: what is done to a forward pass instead.
     """
 
     @checked

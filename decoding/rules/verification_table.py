@@ -84,7 +84,7 @@ def look_up(
         c, z, d = (torch.stack(each, 1) for each in zip(*states, strict=True))
         masses[at, :most] = z[:, 1:]
         last.append(c.gather(1, draws.counts[at, None])[:, 0])
-        if bottom_up:
+        if bottom_up and at.stop < inner:  # nothing depends on the weight of a leaf
             before = Residual(c[:, :-1], None, d[:, :-1])
             entered = accept(px[at, :most], qx[at, :most], before, w0[:, None])
             weights.index_copy_(0, draws.entered[at, :most].flatten(), entered.flatten())

@@ -161,8 +161,8 @@ def test_keys_and_values_that_a_device_cannot_hold_are_refused_with_their_size(m
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Slots, "room", full)
     target, _ = tiny_pair(16)
+    monkeypatch.setattr(Slots, "room", full)
     session = target.session((), StaticShapes(1 << 20, rows=4, graphs="recorded"))
     with refusal("keys and values of 1048584 tokens need"):
         session.append([1, 2])
