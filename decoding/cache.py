@@ -29,6 +29,17 @@ class Slots:
         self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
         self.states: Tensor | None = None
 
+    def of(self, keys: Tensor, values: Tensor, index: int) -> "tuple[Slots, int]":
+        """Return slots for a layer of such keys and values, and its number in them.
+
+        One of another shape or device than the first layer gets slots of its own.
+        """
+        asked = keys.shape[1], max(keys.shape[-1], values.shape[-1]), keys.device
+        states = self.states
+        if states is None or (states.shape[2], states.shape[-1], states.device) == asked:
+            return self, index
+        return Slots(1, self.expected), 0
+
     def room(self, keys: Tensor, values: Tensor, needed: int) -> Tensor:
         """Return `states`, with room for `needed` slots of such keys and values.
 
@@ -83,12 +94,9 @@ class SlotLayer(DynamicLayer):
         self.states: Tensor | None = None  # that they are views of
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take over the device; what does not fit `slots` gets some of its own."""
+        """Take over the device and slots."""
         self.device = key_states.device
-        states, width = self.slots.states, max(key_states.shape[-1], value_states.shape[-1])
-        asked = key_states.shape[1], width, self.device
-        if states is not None and (states.shape[2], states.shape[-1], states.device) != asked:
-            self.slots, self.index = Slots(1, self.slots.expected), 0
+        self.slots, self.index = self.slots.of(key_states, value_states, self.index)
         self.is_initialized = True
 
     def update(

@@ -38,6 +38,14 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     return host if host.device == device else host.to(device)
 
 
+def blocked(dtype: torch.dtype) -> float:
+    """Return what is added to the score of a slot that a row does not see.
+
+    It is no infinity, nor does it become one when a kernel multiplies it by log2 e.
+    """
+    return torch.finfo(dtype).min if dtype == torch.float16 else -1e30
+
+
 def free_memory() -> None:
     """Release unused memory.
 

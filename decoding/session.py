@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.device import upload
+from nde_talf.decoding.device import blocked, upload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -142,7 +142,7 @@ class TreeSession:
         return self.forward(ids[0], ids[1], mask, self.cache, **inputs)[0]
 
     def _additive(self, sees: NDArray[np.uint8]) -> Tensor:
-        """Return the mask that is added to scores: 0 where a row sees, else the least number."""
+        """Return the mask that is added to scores: 0 where a row sees, else `blocked`."""
         kind = np.float64 if self.dtype == torch.float64 else np.float32
-        mask = np.where(sees, kind(0), kind(torch.finfo(self.dtype).min))
+        mask = np.where(sees, kind(0), kind(blocked(self.dtype)))
         return upload(torch.from_numpy(mask), self.device).to(self.dtype)

@@ -8,26 +8,29 @@ that no later pass has to wait for that.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, StaticLayer
 
-from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.cache import KVCache, Slots
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.device import upload
+from nde_talf.decoding.device import asynchronous, blocked, upload
 from nde_talf.decoding.session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
-_GRAPHS = 256  # of one function: a size each, of every model
+_SHOWN = 512  # slots, the fewest that a pass is shown
+_GRAPHS = 256  # of one function: one for each size, number of slots and model
 
 
 def cuda_graphs(function: Callable) -> Callable:
@@ -45,6 +48,57 @@ def cuda_graphs(function: Callable) -> Callable:
     return replayed
 
 
+class RecordedGraphs:
+    """A function of tensors, captured for every shape as a CUDA graph over fixed buffers.
+
+    Nothing is compiled and no guard is checked. Off CUDA the function runs over the same buffers.
+    Where it cannot be captured it runs as it is, after one warning.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.function = function
+        self.pool: Any = None  # of memory that the graphs share
+        self.graphs: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Return the function's result, which the next call leaves as it is."""
+        shapes = tuple(each.shape for each in tensors)
+        if shapes not in self.graphs:
+            buffers = [each.clone() for each in tensors]
+            self.graphs[shapes] = buffers, self._capture(buffers)
+        buffers, replay = self.graphs[shapes]
+        for buffer, tensor in zip(buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        return replay().clone()
+
+    def _capture(self, buffers: list[Tensor]) -> Callable[[], Tensor]:
+        as_it_is = partial(self.function, *buffers)
+        if not asynchronous(buffers[0].device):
+            return as_it_is
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries allocate in a first call what a graph may not
+            as_it_is()
+        torch.cuda.current_stream().wait_stream(side)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                result = as_it_is()
+        except RuntimeError as error:
+            warnings.warn(
+                f"static shapes: a pass cannot be captured, so it runs as it is"
+                f" ({first_line(error)}).",
+                stacklevel=2,
+            )
+            return as_it_is
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
 class FixedLayer(StaticLayer):
     """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses.
 
@@ -55,9 +109,31 @@ class FixedLayer(StaticLayer):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, target: "WriteTarget"):
+    def __init__(self, target: "WriteTarget", slots: Slots | None = None, index: int = 0):
         super().__init__(target.capacity)
-        self.target = target
+        self.target, self.slots, self.index = target, slots, index
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take slots of the tensor that layers share; a layer of another shape has its own."""
+        if self.slots is None:
+            super().lazy_initialization(key_states, value_states)
+            return
+        self.slots, self.index = self.slots.of(key_states, value_states, self.index)
+        new = self.slots.states is None
+        try:
+            states = self.slots.room(key_states, value_states, self.target.capacity)
+        except torch.OutOfMemoryError as error:
+            size = 2 * self.slots.layers * self.target.capacity * key_states[:, :, :1].nbytes
+            raise UserError(
+                f"static shapes: keys and values of {self.target.capacity} tokens need"
+                f" {size / 2**30:.2f} GiB, more than the device has left. Give a smaller context."
+            ) from error
+        if new:
+            states.zero_()
+        shown = states[2 * self.index : 2 * self.index + 2, :, :, : self.target.capacity]
+        self.keys = shown[0, ..., : key_states.shape[-1]]
+        self.values = shown[1, ..., : value_states.shape[-1]]
+        self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -69,11 +145,12 @@ class FixedLayer(StaticLayer):
         self.values.index_copy_(2, self.target.slots, value_states)
         if self.target.alone:
             return key_states, value_states
-        return self.keys, self.values
+        shown = self.target.shown
+        return self.keys[:, :, :shown], self.values[:, :, :shown]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return (number of slots that a pass is shown, offset 0)."""
-        return (query_length if self.target.alone else self.target.capacity), 0
+        return (query_length if self.target.alone else self.target.shown), 0
 
     def get_seq_length(self) -> int:
         """Return 0, since positions and masks are given."""
@@ -83,11 +160,12 @@ class FixedLayer(StaticLayer):
 class WriteTarget:
     """Slots [n] that a pass over fixed layers writes to.
 
-    alone: the rows are a sequence's first ones, which see only themselves.
+    alone: the rows are a sequence's first ones, which see only themselves. shown: the first slots,
+    which the rows are shown otherwise.
     """
 
     def __init__(self, capacity: int):
-        self.capacity, self.alone = capacity, True
+        self.capacity, self.alone, self.shown = capacity, True, capacity
         self.slots = torch.empty(0, dtype=torch.long)
 
 
@@ -95,17 +173,22 @@ class FixedCache(KVCache):
     """A cache of `layers` layers at fixed addresses, of `capacity` slots each.
 
     Passes write where a tensor says, so that a captured graph can be replayed.
+
+    Args:
+        shared: layers of one shape lie in one tensor, so that a move is one. torch.compile wants a
+            tensor for each.
     """
 
     capacity: int
 
-    def __init__(self, layers: int, capacity: int):
+    def __init__(self, layers: int, capacity: int, shared: bool = False):
         self.capacity, self.target = capacity, WriteTarget(capacity)
-        Cache.__init__(self, layers=[FixedLayer(self.target) for _ in range(layers)])
+        slots = Slots(layers, capacity) if shared else None
+        Cache.__init__(self, layers=[FixedLayer(self.target, slots, i) for i in range(layers)])
 
     def columns(self, count: int) -> int:
         """See `KVCache.columns`."""
-        return count if self.target.alone else self.capacity
+        return count if self.target.alone else self.target.shown
 
     def place(self, positions: Tensor) -> Tensor:
         """See `KVCache.place`."""
@@ -114,18 +197,27 @@ class FixedCache(KVCache):
             # as the keys: torch makes no graph that writes to anything else
             torch._dynamo.mark_static_address(self.positions)
         self.positions.index_copy_(1, self.target.slots, positions)
-        return positions if self.target.alone else self.positions
+        return positions if self.target.alone else self.positions[:, : self.target.shown]
 
-    def write_to(self, slots: Tensor, alone: bool = False) -> None:
-        """Set where the next pass writes; see `WriteTarget`."""
-        self.target.slots, self.target.alone = slots, alone
+    def write_to(self, slots: Tensor, shown: int = 0) -> None:
+        """Set where the next pass writes, and how many slots it is shown; 0: its own rows alone."""
+        target = self.target
+        target.slots, target.alone, target.shown = slots, not shown, shown or target.capacity
+
+    def clear(self, slot: int) -> None:
+        """Write zeros to a slot, in every layer."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[:, :, slot], layer.values[:, :, slot] = 0, 0
 
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every layer."""
-        for layer in self.layers:
-            if layer.is_initialized:  # else it reads another layer's keys and values
-                for states in (layer.keys, layer.values):
-                    states.index_copy_(2, to, states.index_select(2, slots))
+        layers = [layer for layer in self.layers if layer.is_initialized]
+        # a layer that is not reads another one's keys and values
+        shared = dict.fromkeys(layer.slots.states for layer in layers if layer.slots)
+        alone = [states for each in layers if not each.slots for states in (each.keys, each.values)]
+        for states in (*shared, *alone):
+            states.index_copy_(-2, to, states.index_select(-2, slots))
         if self.positions is not None:
             self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
 
@@ -133,9 +225,11 @@ class FixedCache(KVCache):
 class StaticShapes(Shapes):
     """Fixed shapes for sequences of up to `context` tokens, and up to `rows` rows of a tree after.
 
-    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere.
     Models keep their cache and their graphs here from one session to the next; a model holds one
     sequence at a time, the one that was begun last.
+
+    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
+    GPU has done yet. compile: what is done to a forward pass instead.
     """
 
     @checked
@@ -144,8 +238,9 @@ class StaticShapes(Shapes):
         context: Positive,
         rows: Positive = 128,
         compile: Compile | None = None,
+        graphs: Literal["compiled", "recorded"] = "compiled",
     ):
-        self.context, self.rows, self.compile = context, rows, compile
+        self.context, self.rows, self.compile, self.graphs = context, rows, compile, graphs
         self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
@@ -161,6 +256,13 @@ class StaticShapes(Shapes):
                 f" rows={rows} or more."
             )
         return next(size for size in self.sizes if size >= rows)
+
+    def shown(self, end: int) -> int:
+        """Return how many slots a pass is shown that needs the first `end`: 512, 1024, 2048, ...
+
+        Over the full cache attention would cost the same for a short text as for a long one.
+        """
+        return min(self.capacity, max(_SHOWN, 1 << (end - 1).bit_length()))
 
     def check_layers(self, target: Any, layers: Sequence[int]) -> None:
         """Raise UserError where features of a target's layers cannot be taken inside a graph."""
@@ -198,10 +300,15 @@ class FixedPasses:
     ):
         self.forward, self.device, self.dtype = forward, device, dtype
         self.shapes, self.nowhere = shapes, shapes.capacity - 1
-        self.cache = FixedCache(layers, shapes.capacity)
+        recorded = shapes.graphs == "recorded"
+        compile = shapes.compile or (
+            cuda_graphs if device.type == "cuda" and not recorded else None
+        )
+        self.cache = FixedCache(layers, shapes.capacity, shared=compile is None)
         self.compiled, self.move = forward, self.cache.move
-        compile = shapes.compile or (cuda_graphs if device.type == "cuda" else None)
-        self.warm = compile is None
+        self.recorded: RecordedGraphs | None = None
+        self.records, self.compiles = recorded and compile is None, compile is not None
+        self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:
             self.compiled, self.move = compile(forward), compile(self.cache.move)
         self.user: StaticSession | None = None
@@ -227,36 +334,37 @@ class FixedPasses:
 
     def first(self, ids: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """A sequence's first pass, over the prompt: neither padded nor compiled."""
-        self.cache.write_to(torch.arange(ids.shape[2], device=self.device), alone=True)
+        count = ids.shape[2]
+        self.cache.write_to(torch.arange(count, device=self.device))
         hidden = self.forward(ids[0], ids[1], None, self.cache, **inputs)[0]
-        if not self.warm:
-            self._warm_up({name: x[:, :1] for name, x in inputs.items()})
+        self.warm_up(self.shapes.shown(count + self.shapes.rows), inputs)
         return hidden
 
-    def _warm_up(self, inputs: dict[str, Tensor]) -> None:
-        """Run every size twice, over rows that see and write nothing but the last slot.
+    def warm_up(self, shown: int, inputs: dict[str, Tensor]) -> None:
+        """Run every size twice over the first `shown` slots, unless that was done before.
 
-        torch compiles a function in the first call, and makes its CUDA graph in the second. inputs:
-        one row of each.
+        torch compiles a function in the first call, and makes its CUDA graph in the second. The
+        rows write to the last slot, which is cleared: no later row may find a NaN there. inputs:
+        one row of each, or more.
         """
-        self.warm = True
+        if not (self.records or self.compiles) or shown in self.warm:
+            return
+        self.warm.add(shown)
         for size in 2 * self.shapes.sizes:
             ids = torch.zeros(2, 1, size, dtype=torch.long, device=self.device)
-            mask = torch.full(
-                (1, 1, size, self.cache.capacity),
-                torch.finfo(self.dtype).min,
-                dtype=self.dtype,
-                device=self.device,
-            )
-            mask[..., self.nowhere] = 0
-            repeated = {name: x.repeat(1, size, 1) for name, x in inputs.items()}
+            repeated = {name: x[:, :1].repeat(1, size, 1) for name, x in inputs.items()}
+            mask = torch.zeros(1, 1, size, shown, device=self.device, dtype=self.dtype)
             self.run(ids[0, 0] + self.nowhere, ids, mask, repeated)
-        for _ in range(2):
+        for _ in range(2 if self.compiles else 0):
             self.move(*torch.full((2, self.shapes.rows), self.nowhere, device=self.device).unbind())
+        self.cache.clear(self.nowhere)
 
     def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
-        self.cache.write_to(slots)
+        if self.records:
+            self.recorded = self.recorded or RecordedGraphs(partial(self._pass, [*inputs]))
+            return self.recorded(slots, ids, mask, *inputs.values())
+        self.cache.write_to(slots, mask.shape[-1])
         try:
             return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -264,6 +372,13 @@ class FixedPasses:
                 "static shapes: a forward pass cannot be captured as one graph"
                 f" ({first_line(error)}). Switch static shapes off for this model."
             ) from error
+
+    def _pass(self, names: list[str], *tensors: Tensor) -> Tensor:
+        slots, ids, mask, *inputs = tensors
+        self.cache.write_to(slots, mask.shape[-1])
+        return self.forward(
+            ids[0], ids[1], mask, self.cache, **dict(zip(names, inputs, strict=True))
+        )
 
 
 class StaticSession(TreeSession):
@@ -296,10 +411,12 @@ class StaticSession(TreeSession):
         with passes.turn(self):
             # All rows see the prefix, none what is after the tree. Padded rows see what there is,
             # so that they stay finite.
-            shape = 1, 1, count + padding, passes.cache.capacity
+            shown = passes.shapes.shown(end)
+            passes.warm_up(shown, padded)
+            shape = 1, 1, count + padding, shown
             mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
             mask[..., :count, self.length : end] = self._additive(sees)
-            mask[..., end:] = torch.finfo(self.dtype).min
+            mask[..., end:] = blocked(self.dtype)
             return passes.run(upload(slots, self.device), ids, mask, padded)[0, :count]
 
     def _keep(self, rows: list[int]) -> None:
@@ -307,5 +424,6 @@ class StaticSession(TreeSession):
         with passes.turn(self):
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
-                moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
+                if passes.compiles:  # of one shape
+                    moved += [(passes.nowhere, passes.nowhere)] * (passes.shapes.rows - len(moved))
                 passes.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())

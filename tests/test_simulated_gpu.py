@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nde_talf import (
     Action,
@@ -18,10 +19,13 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding import nucleus
+from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.forward import attention, fused_weights
 from nde_talf.decoding.readout import Readout
 from nde_talf.decoding.rules import verification_table
-from nde_talf.decoding.sampling import locate
+from nde_talf.decoding.rules.verification_table import Draws, look_up
+from nde_talf.decoding.sampling import locate, warp
 from nde_talf.decoding.session import TreeSession
 from nde_talf.draft_training.training.head_training import HeadModule, build_head
 from nde_talf.draft_training.training_settings import HeadConfig
@@ -150,6 +154,38 @@ def cost_of_a_step(
         for _ in range(STEPS):
             next(steps)
     return {name: count / STEPS for name, count in cost.counts.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["specinfer", "traversal"])
+def test_verification_waits_once(rule, on_gpu, monkeypatch):
+    """Besides it a step waits for the draws of each of three levels."""
+    assert cost_of_a_step(on_gpu, monkeypatch, rule)["waits"] == 3 + 1
+
+
+def shapes(p, q, levels, bottom_up, uniforms, setting):
+    """All that verification computes on a GPU, from logits."""
+    inner, draws = len(q), 2
+    tokens = torch.ones(inner, draws, dtype=torch.long)
+    draws = Draws(tokens, tokens, tokens[:, 0])
+    numbers, weights = look_up(warp(p, setting), warp(q, setting), draws, levels, bottom_up)
+    return numbers, inverse_cdf(weights, uniforms)
+
+
+@pytest.mark.parametrize("bottom_up", [False, True])
+@pytest.mark.parametrize("setting", [SamplingSetting(0.6), SamplingSetting(0.6, 0.9, 5)], ids=str)
+def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
+    """Traced with tensors that have no numbers: nothing is read, no shape depends on any."""
+    monkeypatch.setattr(nucleus, "nucleus", nucleus.nucleus_sorted)
+    levels = [(slice(0, 1), 2), (slice(1, 3), 1)] if bottom_up else [(slice(0, 3), 2)]
+    inputs = torch.randn(6, 9), torch.randn(3, 9), torch.rand(6, 1, dtype=torch.float64)
+
+    def table(p, q, uniforms):
+        return shapes(p, q, levels, bottom_up, uniforms, setting)
+
+    traced = make_fx(table, tracing_mode="fake")(*inputs)
+    for ours, expected in zip(traced(*inputs), table(*inputs), strict=True):
+        torch.testing.assert_close(ours, expected)
 
 
 RULES = ("specinfer", "naivetree", "nss", "traversal")

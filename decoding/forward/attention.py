@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nde_talf.decoding.device import blocked
 from nde_talf.decoding.forward.parts import has_flash, merged
 from nde_talf.decoding.forward.seen import ALIGNED, Seen
 from nde_talf.decoding.forward.windows import Window
@@ -75,8 +76,12 @@ def seen_in(
 
 def _causal(count: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """Return the mask of rows that see those up to themselves; one row needs none."""
-    shape, blocked = (1, 1, count, count), torch.finfo(dtype).min
-    return torch.full(shape, blocked, dtype=dtype, device=device).triu_(1) if count > 1 else None
+    shape = 1, 1, count, count
+    return (
+        torch.full(shape, blocked(dtype), dtype=dtype, device=device).triu_(1)
+        if count > 1
+        else None
+    )
 
 
 def _repeated(mask: Tensor, groups: int) -> Tensor:

@@ -8,9 +8,10 @@ share one.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from nde_talf.decoding.device import blocked
 
 
 class Window(NamedTuple):
@@ -40,7 +41,7 @@ class Window(NamedTuple):
             hidden = rows // self.size != columns // self.size
         else:
             hidden = columns <= rows - self.size
-        return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
+        return mask.masked_fill(hidden, blocked(mask.dtype))
 
 
 def masks(

@@ -37,19 +37,19 @@ class Draws(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Rows p, q [n, V] of nodes, as `reject` looks at them."""
+    """Rows p, q [n, V] of nodes, as `reject` looks at them; w0: a number, or of each node [n]."""
 
     p: Tensor
     q: Tensor
 
-    def mass(self, c: Tensor, w0: Tensor) -> Tensor:
+    def mass(self, c: Tensor, w0: Any) -> Tensor:
         """Return sum_t (w0 p(t) - c q(t))_+ [n], in float64."""
         return w0 * self.rest(c, w0).sum(-1, dtype=torch.float64)
 
-    def rest(self, c: Tensor, w0: Tensor) -> Tensor:
+    def rest(self, c: Tensor, w0: Any) -> Tensor:
         """Return weights [n, V] in proportion to (w0 p - c q)_+; p where both c and w0 are 0."""
-        scale = (c / w0).nan_to_num(0.0, 1e37).clamp(max=1e37)
-        return (self.p - scale.to(self.p)[:, None] * self.q).clamp_(min=0)
+        scale = c if isinstance(w0, float) else (c / w0.clamp(min=1e-300)).clamp(max=1e37)
+        return self.p.addcmul(self.q, scale.to(self.p)[:, None], value=-1).clamp_(min=0)
 
 
 def look_up(
@@ -72,20 +72,25 @@ def look_up(
     """
     count, inner = len(p), len(q)
     px, qx = (rows[:inner].gather(1, draws.tokens).double() for rows in (p, q))
-    c = torch.zeros(inner, dtype=torch.float64, device=p.device)
-    masses, weights = torch.zeros_like(px), c.new_ones(count + 1)
+    nothing = torch.zeros(inner, dtype=torch.float64, device=p.device)
+    weights = nothing.new_ones(count + 1)
+    masses, last = torch.zeros_like(px), [nothing[:0]]
     for at, most in levels:
-        rows, w0 = _Rows(p[at], q[at]), weights[at]
-        state = Residual(c[at], w0, torch.ones_like(w0))
-        for draw in range(most):
-            if bottom_up:
-                weight = accept(px[at, draw], qx[at, draw], state, w0)
-                weights.index_copy_(0, draws.entered[at, draw], weight)
-            state = reject(rows, state, w0)
-            masses[at, draw] = state.z
-            c[at] = torch.where(draws.counts[at] > draw, state.c, c[at])
+        rows = _Rows(p[at], q[at])
+        w0: Any = weights[at] if bottom_up else 1.0
+        states = [Residual(nothing[at], nothing[at], nothing[at] + 1)]  # of none its mass is needed
+        for _ in range(most):
+            states.append(reject(rows, states[-1], w0))
+        c, z, d = (torch.stack(each, 1) for each in zip(*states, strict=True))
+        masses[at, :most] = z[:, 1:]
+        last.append(c.gather(1, draws.counts[at, None])[:, 0])
+        if bottom_up and at.stop < inner:  # nothing depends on the weight of a leaf
+            before = Residual(c[:, :-1], None, d[:, :-1])
+            entered = accept(px[at, :most], qx[at, :most], before, w0[:, None])
+            weights.index_copy_(0, draws.entered[at, :most].flatten(), entered.flatten())
     weights = weights[:count]
-    rest = torch.cat([_Rows(p[:inner], q).rest(c, weights[:inner]), p[inner:]])
+    rest = _Rows(p[:inner], q).rest(torch.cat(last), weights[:inner] if bottom_up else 1.0)
+    rest = torch.cat([rest, p[inner:]])
     left = rest.sum(-1, dtype=torch.float64)
     numbers = torch.cat([px.flatten(), qx.flatten(), masses.flatten(), left])
     return numbers, torch.where((weights * left <= EMPTY)[:, None], p, rest)
@@ -192,7 +197,7 @@ def _table(
     draws = Draws(drawn.view(shape), entries.view(shape), counts)
     p = tree.p_rows().index_select(0, rows)
     q = tree.q_rows(inner) if inner else p[:0]
-    levels = [(slice(0, len(inner)), most)]
+    levels = [(slice(0, len(inner)), most)] if inner else []
     if bottom_up:
         levels, end = [], 0
         for _, level in groupby(inner, tree.depth.__getitem__):

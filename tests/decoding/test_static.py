@@ -16,6 +16,9 @@ from nde_talf import (
     StaticShapes,
     TreePolicy,
 )
+from nde_talf.decoding import static as static_shapes
+from nde_talf.decoding.cache import Slots
+from nde_talf.decoding.device import blocked
 from nde_talf.decoding.policies.delayed import draft_delayed
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
@@ -104,6 +107,84 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, make_head):
     assert len(generation.stats.nodes) > 3  # trees of many sizes
     # Of target and draft, and what moves slots; all at the first prompt.
     assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
+
+
+def test_a_pass_is_shown_no_more_slots_than_a_text_needs(monkeypatch):
+    """512, 1024, ... slots, here 16, 32, ...; every size of a pass runs before the first of these."""
+    monkeypatch.setattr(static_shapes, "_SHOWN", 16)
+    target, draft = tiny_pair(16)
+    shown = []
+
+    def compile(function):
+        def run(*args, **inputs):
+            if len(args) > 2:
+                shown.append((args[2].shape[-1], args[0].shape[-1]))
+            return function(*args, **inputs)
+
+        return run
+
+    static = StaticShapes(60, rows=4, compile=compile)
+    assert [static.shown(end) for end in (5, 16, 17, 33, 64, 65)] == [16, 16, 32, 64, 64, 72]
+    asked = [3, 4, 5], 50, SamplingSetting(0.8)
+    path = Delayed(Action(1, 0, 2))
+    plain, fixed = (decoder(target, draft, path, "specinfer", shapes) for shapes in (None, static))
+    texts = [each.generate(*asked, Rng.seeded(0)).tokens for each in (plain, fixed)]
+    assert texts[0] == texts[1]
+    assert {*shown} == {(slots, size) for slots in (16, 32, 64) for size in static.sizes}
+    for passes in static._passes.values():
+        assert passes.cache.layers[0].keys.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name,make_head", [("llama", None), ("gemma-3", None), ("llama", random_head)]
+)
+def test_recorded_passes_over_fixed_buffers_give_the_plain_tokens(name, make_head, monkeypatch):
+    monkeypatch.setattr(static_shapes, "_SHOWN", 16)
+    target, draft = pair(name)
+    head = make_head(target) if make_head else None
+    static = StaticShapes(CONTEXT, rows=16, graphs="recorded")
+    plain, fixed = (
+        decoder(target, draft, ManySizes(), "specinfer", shapes, head) for shapes in (None, static)
+    )
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 30, SamplingSetting()
+        expected = plain.generate(*asked, Rng.seeded(seed)).tokens
+        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
+    for passes in static._passes.values():
+        assert len(passes.recorded.graphs) == len(static.sizes) * len(passes.warm) > 4
+        # Of each shape of keys one tensor.
+        assert len({id(layer.slots) for layer in passes.cache.layers}) == 1
+
+
+def test_keys_and_values_that_a_device_cannot_hold_are_refused_with_their_size(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    target, _ = tiny_pair(16)
+    monkeypatch.setattr(Slots, "room", full)
+    session = target.session((), StaticShapes(1 << 20, rows=4, graphs="recorded"))
+    with refusal("keys and values of 1048584 tokens need"):
+        session.append([1, 2])
+
+
+def test_nothing_is_left_in_the_slot_of_padded_rows():
+    """A NaN there would reach every later pass: it is multiplied by a weight of 0."""
+    target, _ = tiny_pair(16)
+    static = StaticShapes(20, rows=4, compile=lambda function: lambda *args: function(*args))
+    session = target.session((), static)
+    session.append([1, 2])
+    layer = session.cache.layers[0]
+    assert layer.keys[:, :, :2].any() and not layer.keys[:, :, session.passes.nowhere].any()
+    session.grow([3, 4, 5], [-1, 0, 0])  # padded by one row
+    assert layer.keys[:, :, session.passes.nowhere].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_row_does_not_see_is_no_infinity_to_a_kernel(dtype):
+    hidden = torch.tensor([blocked(dtype), 0.0], dtype=dtype)
+    assert (hidden.float() * 1.4427).isfinite().all()
+    assert hidden.softmax(0).tolist() == [0, 1]
 
 
 def test_what_does_not_fit_is_named():
