@@ -19,9 +19,10 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding import nucleus
+from nde_talf.decoding import sampling
 from nde_talf.decoding.device_sampling import inverse_cdf
 from nde_talf.decoding.forward import attention, fused_weights
+from nde_talf.decoding.nucleus import nucleus_sorted
 from nde_talf.decoding.readout import Readout
 from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.verification_table import Draws, look_up
@@ -176,7 +177,7 @@ def shapes(p, q, levels, bottom_up, uniforms, setting):
 @pytest.mark.parametrize("setting", [SamplingSetting(0.6), SamplingSetting(0.6, 0.9, 5)], ids=str)
 def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
     """Traced with tensors that have no numbers: nothing is read, no shape depends on any."""
-    monkeypatch.setattr(nucleus, "nucleus", nucleus.nucleus_sorted)
+    monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
     levels = [(slice(0, 1), 2), (slice(1, 3), 1)] if bottom_up else [(slice(0, 3), 2)]
     inputs = torch.randn(6, 9), torch.randn(3, 9), torch.rand(6, 1, dtype=torch.float64)
 
