@@ -166,6 +166,17 @@ def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> 
     return Node(tree.p[number], tree.q[number], drafted, left)
 
 
+def _levels(
+    tree: DraftTree, inner: list[int], children: list[list[int]], bottom_up: bool
+) -> list[tuple[slice, int]]:
+    """Return the levels of `look_up`; all nodes are one where parents decide nothing."""
+    levels, end = [], 0
+    for _, level in groupby(inner, lambda node: bottom_up and tree.depth[node]):
+        start, end = end, end + len(list(level))
+        levels.append((slice(start, end), max(map(len, children[start:end]))))
+    return levels
+
+
 def _table(
     tree: DraftTree, rng: Rng, offered: int | None, bottom_up: bool
 ) -> Callable[[int], TableNode]:
@@ -197,12 +208,7 @@ def _table(
     draws = Draws(drawn.view(shape), entries.view(shape), counts)
     p = tree.p_rows().index_select(0, rows)
     q = tree.q_rows(inner) if inner else p[:0]
-    levels = [(slice(0, len(inner)), most)] if inner else []
-    if bottom_up:
-        levels, end = [], 0
-        for _, level in groupby(inner, tree.depth.__getitem__):
-            start, end = end, end + len(list(level))
-            levels.append((slice(start, end), max(map(len, children[start:end]))))
+    levels = _levels(tree, inner, children, bottom_up)
     found, weights = look_up(p, q, draws, levels, bottom_up)
     ahead = inverse_cdf(weights, uniforms[:, None])[:, 0]
     values = torch.cat([found, ahead.double()]).tolist()
