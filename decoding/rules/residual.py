@@ -4,13 +4,15 @@ SpecInfer, Naive and Traversal share one family of residuals, what is left of p 
 (w0 p - c q)_+ / z. Its functions take numbers of one node, or tensors of many.
 """
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.tree import DraftTree
 
 EMPTY = 1e-12
 """A residual with less mass than this is rounding noise (p = q), and the token is drawn from p."""
@@ -146,3 +148,28 @@ class Node:
         """Draw a token from `weights`, or from p where w0 times these are rounding noise."""
         noise = weights is not self.p and w0 * total(weights) <= EMPTY
         return rng.categorical(self.p if noise else weights)
+
+
+def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False) -> Any:
+    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
+
+    On a GPU they come in one transfer, otherwise as they are looked at.
+
+    Args:
+        tree: with p and q on one device.
+        rng: for a token at each node.
+        offered: how many draws the rule looks at; None: all.
+        bottom_up: nodes are reached with a weight (Traversal).
+    """
+    if len(tree) == 1 or not asynchronous(tree.device):
+        return partial(node_of, tree)
+    from nde_talf.decoding.rules.verification_table import table_of
+
+    return table_of(tree, rng, offered, bottom_up)
+
+
+def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> Node:
+    """Return node `number` of a tree, looked at number by number."""
+    drafted = [tree.tokens[child] for child in tree.children[number]]
+    left = tree.masses(number) if without_replacement else None
+    return Node(tree.p[number], tree.q[number], drafted, left)

@@ -8,16 +8,15 @@ one transfer brings them. Rules walk unchanged, over nodes that look these up.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.device import asynchronous, upload
+from nde_talf.decoding.device import upload
 from nde_talf.decoding.device_sampling import inverse_cdf
-from nde_talf.decoding.rules.residual import EMPTY, Node, Residual, accept, reject
+from nde_talf.decoding.rules.residual import EMPTY, Residual, accept, reject
 from nde_talf.decoding.sampling import Rng, massless
 from nde_talf.decoding.tree import DraftTree
 
@@ -141,31 +140,6 @@ class TableNode:
         return rng.pick(self.token, self.weights)
 
 
-def nodes_of(
-    tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False
-) -> Callable[[int], Any]:
-    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
-
-    On a GPU they come in one transfer, otherwise as they are looked at.
-
-    Args:
-        tree: with p and q on one device.
-        rng: for a token at each node.
-        offered: how many draws the rule looks at; None: all.
-        bottom_up: see `look_up`.
-    """
-    if len(tree) == 1 or not asynchronous(tree.device):
-        return partial(node_of, tree)
-    return _table(tree, rng, offered, bottom_up)
-
-
-def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> Node:
-    """Return node `number` of a tree, looked at number by number."""
-    drafted = [tree.tokens[child] for child in tree.children[number]]
-    left = tree.masses(number) if without_replacement else None
-    return Node(tree.p[number], tree.q[number], drafted, left)
-
-
 def _levels(
     tree: DraftTree, inner: list[int], children: list[list[int]], bottom_up: bool
 ) -> list[tuple[slice, int]]:
@@ -177,9 +151,10 @@ def _levels(
     return levels
 
 
-def _table(
+def table_of(
     tree: DraftTree, rng: Rng, offered: int | None, bottom_up: bool
 ) -> Callable[[int], TableNode]:
+    """Return what gives the nodes of a tree by number; see `residual.nodes_of`."""
     count = len(tree)
     inner = [node for node in range(count) if tree.children[node] and offered != 0]
     inner.sort(key=tree.depth.__getitem__)

@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from nde_talf.decoding.rules.residual import Node, Residual
-from nde_talf.decoding.rules.verification_table import node_of, nodes_of
+from nde_talf.decoding.rules.residual import Node, Residual, node_of, nodes_of
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
