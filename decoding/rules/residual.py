@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.tree import DraftTree
 
 EMPTY = 1e-12
 """A residual with less mass than this is rounding noise (p = q), and the token is drawn from p."""
@@ -146,3 +147,10 @@ class Node:
         """Draw a token from `weights`, or from p where w0 times these are rounding noise."""
         noise = weights is not self.p and w0 * total(weights) <= EMPTY
         return rng.categorical(self.p if noise else weights)
+
+
+def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> Node:
+    """Return node `number` of a tree, looked at number by number."""
+    drafted = [tree.tokens[child] for child in tree.children[number]]
+    left = tree.masses(number) if without_replacement else None
+    return Node(tree.p[number], tree.q[number], drafted, left)

@@ -6,14 +6,14 @@ The weight that a node is reached with is the probability that something in its 
 once it is visited, whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from nde_talf.decoding.registry import DISTINCT, IID, PATHS
-from nde_talf.decoding.rules.residual import Residual, accept, reject
+from nde_talf.decoding.rules.residual import Residual, accept, node_of, reject
 from nde_talf.decoding.rules.traversal_labels import traversal_gains
-from nde_talf.decoding.rules.verification_table import node_of, nodes_of
+from nde_talf.decoding.rules.verification_table import nodes_of
 from nde_talf.decoding.rules.walk import rule
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
@@ -43,7 +43,7 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
 
 
 def _visit(
-    tree: DraftTree, nodes: Callable[[int], Any], number: int, w0: float, rng: Rng
+    tree: DraftTree, nodes: Any, number: int, w0: float, rng: Rng
 ) -> Iterator[tuple[int, float] | Verdict]:
     """Yield each child of node `number` to visit, with its weight; then the verdict, if it is here.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nde_talf.decoding.device import asynchronous, upload
 from nde_talf.decoding.device_sampling import inverse_cdf, massless
-from nde_talf.decoding.rules.residual import EMPTY, Node, Residual, accept, reject
+from nde_talf.decoding.rules.residual import EMPTY, Residual, accept, node_of, reject
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree
 
@@ -34,6 +34,22 @@ class Draws(NamedTuple):
     tokens: Tensor
     entered: Tensor
     counts: Tensor
+
+
+def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False) -> Any:
+    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
+
+    On a GPU they come in one transfer, otherwise as they are looked at.
+
+    Args:
+        tree: with p and q on one device.
+        rng: for a token at each node.
+        offered: how many draws the rule looks at; None: all.
+        bottom_up: nodes are reached with a weight (Traversal).
+    """
+    if len(tree) == 1 or not asynchronous(tree.device):
+        return partial(node_of, tree)
+    return table_of(tree, rng, offered, bottom_up)
 
 
 class _Rows(NamedTuple):
@@ -141,34 +157,21 @@ class TableNode:
         return rng.pick(self.token, self.weights)
 
 
-def nodes_of(
-    tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False
-) -> Callable[[int], Any]:
-    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
-
-    On a GPU they come in one transfer, otherwise as they are looked at.
-
-    Args:
-        tree: with p and q on one device.
-        rng: for a token at each node.
-        offered: how many draws the rule looks at; None: all.
-        bottom_up: see `look_up`.
-    """
-    if len(tree) == 1 or not asynchronous(tree.device):
-        return partial(node_of, tree)
-    return _table(tree, rng, offered, bottom_up)
+def _levels(
+    tree: DraftTree, inner: list[int], children: list[list[int]], bottom_up: bool
+) -> list[tuple[slice, int]]:
+    """Return the levels of `look_up`; all nodes are one where parents decide nothing."""
+    levels, end = [], 0
+    for _, level in groupby(inner, lambda node: bottom_up and tree.depth[node]):
+        start, end = end, end + len(list(level))
+        levels.append((slice(start, end), max(map(len, children[start:end]))))
+    return levels
 
 
-def node_of(tree: DraftTree, number: int, without_replacement: bool = False) -> Node:
-    """Return node `number` of a tree, looked at number by number."""
-    drafted = [tree.tokens[child] for child in tree.children[number]]
-    left = tree.masses(number) if without_replacement else None
-    return Node(tree.p[number], tree.q[number], drafted, left)
-
-
-def _table(
+def table_of(
     tree: DraftTree, rng: Rng, offered: int | None, bottom_up: bool
 ) -> Callable[[int], TableNode]:
+    """Return what gives the nodes of a tree by number; see `residual.nodes_of`."""
     count = len(tree)
     inner = [node for node in range(count) if tree.children[node] and offered != 0]
     inner.sort(key=tree.depth.__getitem__)
@@ -197,12 +200,7 @@ def _table(
     draws = Draws(drawn.view(shape), entries.view(shape), counts)
     p = tree.p_rows().index_select(0, rows)
     q = tree.q_rows(inner) if inner else p[:0]
-    levels = [(slice(0, len(inner)), most)] if inner else []
-    if bottom_up:
-        levels, end = [], 0
-        for _, level in groupby(inner, tree.depth.__getitem__):
-            start, end = end, end + len(list(level))
-            levels.append((slice(start, end), max(map(len, children[start:end]))))
+    levels = _levels(tree, inner, children, bottom_up)
     found, weights = look_up(p, q, draws, levels, bottom_up)
     ahead = inverse_cdf(weights, uniforms[:, None])[:, 0]
     values = torch.cat([found, ahead.double()]).tolist()

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.branching import Branching, states_after
-from nde_talf.decoding.rules.residual import Node, Residual
-from nde_talf.decoding.rules.verification_table import node_of, nodes_of
+from nde_talf.decoding.rules.residual import Node, Residual, node_of
+from nde_talf.decoding.rules.verification_table import nodes_of
 from nde_talf.decoding.sampling import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
