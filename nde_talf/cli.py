@@ -3,8 +3,8 @@
 import sys
 from importlib import import_module
 
-from nde_talf.pipelines.output import steady
-from nde_talf.pipelines.signals import leave_at_once
+from nde_talf.pipelines.commands.output import steady
+from nde_talf.pipelines.commands.signals import leave_at_once
 
 COMMANDS = {
     "run": "train a selector and a head for a pair, and report what they win",
@@ -42,7 +42,8 @@ def main() -> None:
     else:
         sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
         leave_at_once()
-        import_module(f"nde_talf.pipelines.{arguments[0]}").main()
+        home = "pipelines" if arguments[0] == "run" else "pipelines.commands"
+        import_module(f"nde_talf.{home}.{arguments[0]}").main()
 
 
 if __name__ == "__main__":

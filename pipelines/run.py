@@ -1,6 +1,6 @@
 """The command line: `nde run [stage=...] [key=value ...]`."""
 
-from nde_talf.pipelines.signals import (
+from nde_talf.pipelines.commands.signals import (
     interrupted,
     leave_at_once,
     raise_signals,
@@ -15,17 +15,17 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, duration
-from nde_talf.pipelines.checks import check_config, check_machine, names_on_hub
-from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.config import OF_DRAFTER, Config
-from nde_talf.pipelines.finished import read_record
-from nde_talf.pipelines.machine import reach_hub, threads
-from nde_talf.pipelines.own_data import fit
-from nde_talf.pipelines.record import completed, remember
+from nde_talf.pipelines.commands.machine import reach_hub, threads
+from nde_talf.pipelines.config.checks import check_config, check_machine, names_on_hub
+from nde_talf.pipelines.config.command_line import launch
+from nde_talf.pipelines.config.own_data import fit
+from nde_talf.pipelines.config.schema import OF_DRAFTER, Config
+from nde_talf.pipelines.runs.finished import read_record
+from nde_talf.pipelines.runs.record import completed, remember
 
 LONG = 600
 """Seconds of a stage that are told when it begins."""
@@ -47,7 +47,7 @@ def run(config: Config) -> None:
     reach_hub(names_on_hub(config))
     faults = fit(config)
     if config.dry_run:
-        from nde_talf.pipelines.dry_run import dry_run
+        from nde_talf.pipelines.commands.dry_run import dry_run
 
         return dry_run(config, faults)
     check_config(config, faults)
@@ -57,10 +57,10 @@ def run(config: Config) -> None:
     # Imported here, after the checks: they take seconds.
     from nde_talf.decoding.device import free_memory
     from nde_talf.draft_training.model.families import NoHeadError
-    from nde_talf.pipelines.dry_run import expected
-    from nde_talf.pipelines.lock import locked
-    from nde_talf.pipelines.pair import check_template
-    from nde_talf.pipelines.stage import Attempt, every_stage
+    from nde_talf.pipelines.commands.dry_run import expected
+    from nde_talf.pipelines.runs.lock import locked
+    from nde_talf.pipelines.stages.pair import check_template
+    from nde_talf.pipelines.stages.stage import Attempt, every_stage
 
     stages = every_stage()
     check_template(config)

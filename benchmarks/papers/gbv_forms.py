@@ -25,9 +25,9 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gbv import power_sum
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree, Verdict
-from nde_talf.pipelines.config import PathsConfig
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.streaming import open_run
+from nde_talf.pipelines.config.schema import PathsConfig
+from nde_talf.pipelines.runs.decoder import open_run
+from nde_talf.pipelines.runs.finished import Run
 
 FORMS = "GBV", "GBV, theirs", "Traversal", "Traversal, theirs"
 

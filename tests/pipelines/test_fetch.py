@@ -9,12 +9,12 @@ import pytest
 from nde_talf.data.text import shipped
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.gguf import _converted
-from nde_talf.pipelines import fetch
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import completed
-from nde_talf.pipelines.machine import reach_hub
+from nde_talf.pipelines.commands import fetch
+from nde_talf.pipelines.commands.generate import completed
+from nde_talf.pipelines.commands.machine import reach_hub
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.finished import Run
 from tests.refusal import refusal
 
 

@@ -2,7 +2,7 @@
 
 Hydra composes the YAML files of `configs/`, and pydantic makes these classes of them, so that an
 unknown key or a wrong value is an error before any work starts. Each class checks its own values;
-what depends on several of them is in `nde_talf.pipelines.checks`. Imports no torch.
+what depends on several of them is in `nde_talf.pipelines.config.checks`. Imports no torch.
 """
 
 from dataclasses import field
@@ -37,7 +37,7 @@ from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.setting import read_draft_temperature
 from nde_talf.draft_training.training_settings import HeadConfig, LanguageModelConfig
-from nde_talf.pipelines.finished import check_name
+from nde_talf.pipelines.runs.finished import check_name
 from nde_talf.selector.selector_settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
@@ -65,7 +65,7 @@ DISTIL = "distil"
 """A draft that is trained here for the user's target."""
 PASSES = ("device", "device_map", "forward", "products", "static_shapes")
 """Keys of `model` that decide how passes run, and not what they compute."""
-PROFILES = Path(__file__).resolve().parents[1] / "configs" / "latency"
+PROFILES = Path(__file__).resolve().parents[2] / "configs" / "latency"
 
 
 @settings("paths")

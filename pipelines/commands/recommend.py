@@ -12,7 +12,7 @@ from dataclasses import asdict, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 from pydantic import Field
 from rich.box import SIMPLE
@@ -25,10 +25,10 @@ from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.speed_estimate import Prices
-from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.config import MEASURED, TABLE, PathsConfig, table_file
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.manifest import MANIFEST, check_files, identity, read_manifest
+from nde_talf.pipelines.config.command_line import launch
+from nde_talf.pipelines.config.schema import MEASURED, TABLE, PathsConfig, table_file
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
 
 if TYPE_CHECKING:
     from nde_talf.data.engines.vllm_speculation import Method
@@ -81,7 +81,7 @@ def recommend(config: RecommendConfig) -> None:
     run = Run(config.run, config.paths.checkpoints)
     quiet()
     from nde_talf.evaluation import recommendation as choices
-    from nde_talf.pipelines.selector import roots_of
+    from nde_talf.pipelines.stages.selector import roots_of
 
     made = check_stage(run, "traces")["traces"]
     names, rule = [config.setting] if config.setting else made["settings"], config.rejection
@@ -256,7 +256,7 @@ def _before_training(prices: Prices) -> Table:
 
 
 def main() -> None:
-    """The command `nde recommend`, and `python -m pipelines.recommend`."""
+    """The command `nde recommend`."""
     launch("recommend", RecommendConfig, recommend)
 
 

@@ -19,11 +19,11 @@ from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.setting import RAW
 from nde_talf.evaluation.table import markdown
-from nde_talf.pipelines.config import MEASURED, Config, table_file
-from nde_talf.pipelines.drafted import load_drafted, needs
-from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.stage import Stage
-from nde_talf.pipelines.tracking import tracked
+from nde_talf.pipelines.commands.machine import threads
+from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
+from nde_talf.pipelines.runs.run_models import load_drafted, needs
+from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.network import Selector
 from nde_talf.selector.offline_evaluation import evaluate_offline

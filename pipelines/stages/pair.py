@@ -61,12 +61,12 @@ from nde_talf.draft_training.training.lm_training import (
     fit,
     held_out_report,
 )
-from nde_talf.pipelines.answers import OPENING, SelfMade, continued, sampled
-from nde_talf.pipelines.checks import sources
-from nde_talf.pipelines.config import DISTIL, PASSES, Config, ModelConfig
-from nde_talf.pipelines.own_data import framed, shortened, show
-from nde_talf.pipelines.stage import Stage, console
-from nde_talf.pipelines.tracking import Tracker, tracked
+from nde_talf.pipelines.config.checks import sources
+from nde_talf.pipelines.config.own_data import framed, shortened, show
+from nde_talf.pipelines.config.schema import DISTIL, PASSES, Config, ModelConfig
+from nde_talf.pipelines.runs.tracking import Tracker, tracked
+from nde_talf.pipelines.stages.answers import OPENING, SelfMade, continued, sampled
+from nde_talf.pipelines.stages.stage import Stage, console
 
 SHOWN = 10
 """Self-made texts that are shown."""

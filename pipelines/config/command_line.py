@@ -28,9 +28,9 @@ from nde_talf.decoding.common.errors import UserError, lacks_memory, masked, mem
 from nde_talf.decoding.common.files import DISK, disk_error
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import keys, local, shown, validated
-from nde_talf.pipelines.output import steady
+from nde_talf.pipelines.commands.output import steady
 
-CONFIGS = str(Path(__file__).resolve().parents[1] / "configs")
+CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 
 _FILES = (
     errno.EROFS,

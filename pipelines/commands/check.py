@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 from pydantic import Field
 
@@ -22,10 +22,10 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import settings
 from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.commands.machine import threads
+from nde_talf.pipelines.config.command_line import launch
+from nde_talf.pipelines.runs.finished import Run
 
 if TYPE_CHECKING:
     from nde_talf.decoding.loop import SpeculativeDecoder
@@ -70,7 +70,7 @@ def check(config: CheckConfig) -> None:
 
     from nde_talf.data.text.pair import check_prompts
     from nde_talf.decoding.static import MARGIN, StaticShapes
-    from nde_talf.pipelines.streaming import describe, make_decoder
+    from nde_talf.pipelines.runs.decoder import describe, make_decoder
 
     with threads(config.model.threads), torch.inference_mode():
         held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
@@ -98,7 +98,7 @@ def greedy(
     from nde_talf.decoding.fitness import HALF, SAME
     from nde_talf.decoding.sampling import Rng
     from nde_talf.evaluation.lossless import first_difference
-    from nde_talf.pipelines.streaming import plain_of
+    from nde_talf.pipelines.runs.decoder import plain_of
 
     target, plain = decoder.target, plain_of(decoder)
     margin, margins = SAME.get(target.dtype, HALF), []
@@ -166,7 +166,7 @@ def sampled(
 
 
 def main() -> None:
-    """The command `nde check`, and `python -m pipelines.check`."""
+    """The command `nde check`."""
     launch("check", CheckConfig, check)
 
 

@@ -7,7 +7,7 @@ follows.
 from dataclasses import field, replace
 from typing import Annotated, Any
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 from nde_talf.data.text.shipped import SMALL, SMOLLM2
 from nde_talf.decoding.common.device_check import check_device
@@ -28,10 +28,10 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.config import LoadingConfig, PathsConfig
-from nde_talf.pipelines.finished import NoRun, Run
-from nde_talf.pipelines.machine import reach_hub, threads
+from nde_talf.pipelines.commands.machine import reach_hub, threads
+from nde_talf.pipelines.config.command_line import launch
+from nde_talf.pipelines.config.schema import LoadingConfig, PathsConfig
+from nde_talf.pipelines.runs.finished import NoRun, Run
 
 DRAFTERS = ("lm", "head", "ngram")
 _prompts: list[str] = []
@@ -138,7 +138,7 @@ def generate(config: GenerateConfig) -> None:
     if alone or config.run == SMOLLM2:
         reach_hub([run.pair.where("target")])
     quiet()
-    from nde_talf.pipelines.streaming import stream
+    from nde_talf.pipelines.runs.decoder import stream
 
     with threads(config.model.threads):
         stream(config, run)
@@ -180,7 +180,7 @@ def _shipped_run(argument: str) -> str:
 
 
 def main() -> None:
-    """The command `nde generate`, and `python -m pipelines.generate`."""
+    """The command `nde generate`."""
     launch("generate", GenerateConfig, _generate_given, completed)
 
 

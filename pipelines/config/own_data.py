@@ -28,9 +28,9 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import local
-from nde_talf.pipelines.checks import faults_of
-from nde_talf.pipelines.cli import CONFIGS, presets, quoted, unquoted
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.checks import faults_of
+from nde_talf.pipelines.config.command_line import CONFIGS, presets, quoted, unquoted
+from nde_talf.pipelines.config.schema import Config
 
 WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
 """Groups that take a file in place of a preset, with the key that it is written out to."""

@@ -28,12 +28,20 @@ from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.draft_training.model.families import family_named, not_for_vllm
-from nde_talf.pipelines.checks import check_config, faults_of, sources
-from nde_talf.pipelines.config import OF_DRAFTER, Config, ModelConfig
-from nde_talf.pipelines.estimate import Size, from_size, measured, minutes, roots_of, rows_of, works
-from nde_talf.pipelines.manifest import MANIFEST, plain, read_manifest
-from nde_talf.pipelines.quiet import quiet
-from nde_talf.pipelines.stage import Stage, changed, every_stage, locate, told
+from nde_talf.pipelines.commands.estimate import (
+    Size,
+    from_size,
+    measured,
+    minutes,
+    roots_of,
+    rows_of,
+    works,
+)
+from nde_talf.pipelines.commands.quiet import quiet
+from nde_talf.pipelines.config.checks import check_config, faults_of, sources
+from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
+from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
+from nde_talf.pipelines.stages.stage import Stage, changed, every_stage, locate, told
 
 TO_DO = "to do"
 LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
@@ -183,7 +191,7 @@ def _print_data(config: Config, whole: bool) -> None:
 
     whole: read the prompts too, which are not faulty so far.
     """
-    from nde_talf.pipelines.pair import (
+    from nde_talf.pipelines.stages.pair import (
         check_template,
         set_prompts,
         shared_context,

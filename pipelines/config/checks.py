@@ -35,9 +35,9 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import validated
 from nde_talf.decoding.gguf import SUFFIX
-from nde_talf.pipelines.cli import CONFIGS
-from nde_talf.pipelines.config import MEASURED, OF_DRAFTER, Config, table_file
-from nde_talf.pipelines.finished import finished, meant
+from nde_talf.pipelines.config.command_line import CONFIGS
+from nde_talf.pipelines.config.schema import MEASURED, OF_DRAFTER, Config, table_file
+from nde_talf.pipelines.runs.finished import finished, meant
 
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
@@ -82,7 +82,7 @@ def check_machine(config: Config) -> None:
 
     Imports torch.
     """
-    from nde_talf.pipelines.policy_table import make_policy
+    from nde_talf.pipelines.config.policies import make_policy
     from nde_talf.selector.prices import LatencyTable
     from nde_talf.selector.schema import selectable
 

@@ -1,6 +1,6 @@
 """Stage draft: train a draft head, evaluate it on held-out text, export it.
 
-It learns from the pair's text, or from dialogues (`nde_talf.pipelines.dialogues`).
+It learns from the pair's text, or from dialogues (`nde_talf.pipelines.stages.dialogues`).
 """
 
 from dataclasses import asdict
@@ -26,10 +26,10 @@ from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.training.head_evaluation import SAMPLED, held_out_report
 from nde_talf.draft_training.training.head_training import build_head, fit_head
 from nde_talf.draft_training.training_settings import OPERATIONAL, HeadConfig
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dialogues import dialogue_rows, with_self_made
-from nde_talf.pipelines.stage import Stage
-from nde_talf.pipelines.tracking import tracked
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.stages.dialogues import dialogue_rows, with_self_made
+from nde_talf.pipelines.stages.stage import Stage
 
 REPORTED = 50  # trained rows to one that the figures are computed on: a tenth of the time
 HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none

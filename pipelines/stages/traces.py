@@ -21,10 +21,10 @@ from nde_talf.data.traces.worker import Tracer, Unit, units
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.pipelines.config import Config, ModelConfig
-from nde_talf.pipelines.drafted import load_head_draft, needs
-from nde_talf.pipelines.stage import Stage
-from nde_talf.pipelines.tracking import tracked
+from nde_talf.pipelines.config.schema import Config, ModelConfig
+from nde_talf.pipelines.runs.run_models import load_head_draft, needs
+from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.stages.stage import Stage
 
 SUPER_TREE_DEPTH = 17
 """Tokens after a root that a context has to have room for."""

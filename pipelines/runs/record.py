@@ -13,9 +13,9 @@ from nde_talf.decoding.common.errors import masked
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import shown
-from nde_talf.pipelines.cli import presets, unquoted
-from nde_talf.pipelines.finished import COMMAND, NAME, read_record
-from nde_talf.pipelines.own_data import in_full, without_data
+from nde_talf.pipelines.config.command_line import presets, unquoted
+from nde_talf.pipelines.config.own_data import in_full, without_data
+from nde_talf.pipelines.runs.finished import COMMAND, NAME, read_record
 
 OF_ONE_COMMAND = ("run", "base", "stage", "force", "dry_run", "paths.checkpoints", "sweep")
 """Keys that a later command does not take from the record."""

@@ -1,6 +1,6 @@
 """The decoder of a run: what it is made of, its text as it comes, and its figures in words.
 
-`nde_talf.pipelines.generate` is the command; this module is what needs torch.
+`nde_talf.pipelines.commands.generate` is the command; this module is what needs torch.
 """
 
 from contextlib import suppress
@@ -36,11 +36,11 @@ from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.protocol import HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.evaluation.static_trees import PICKED, picked
-from nde_talf.pipelines.config import TABLE
-from nde_talf.pipelines.drafted import load_head_draft
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.policy_table import default_verifier, make_policy
+from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.config.policies import default_verifier, make_policy
+from nde_talf.pipelines.config.schema import TABLE
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.run_models import load_head_draft
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable

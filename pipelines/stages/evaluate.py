@@ -29,14 +29,20 @@ from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
-from nde_talf.pipelines.config import OF_DRAFTER, TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
-from nde_talf.pipelines.drafted import load_drafted, load_head_draft, timed_on
-from nde_talf.pipelines.machine import threads
-from nde_talf.pipelines.manifest import MANIFEST
-from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.pipelines.selector import roots_of
-from nde_talf.pipelines.stage import Stage, console
-from nde_talf.pipelines.tracking import Tracker, read_curves, tracked
+from nde_talf.pipelines.commands.machine import threads
+from nde_talf.pipelines.config.policies import default_verifier, make_policy
+from nde_talf.pipelines.config.schema import (
+    OF_DRAFTER,
+    TABLE,
+    WITHOUT_DRAFT,
+    Config,
+    EvaluationConfig,
+)
+from nde_talf.pipelines.runs.manifest import MANIFEST
+from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
+from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
+from nde_talf.pipelines.stages.selector import roots_of
+from nde_talf.pipelines.stages.stage import Stage, console
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import Roots

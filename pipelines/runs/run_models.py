@@ -11,8 +11,8 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
-from nde_talf.pipelines.config import PASSES, Config
-from nde_talf.pipelines.machine import threads
+from nde_talf.pipelines.commands.machine import threads
+from nde_talf.pipelines.config.schema import PASSES, Config
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.evaluation.environment import command
-from nde_talf.pipelines.finished import COMMAND
+from nde_talf.pipelines.runs.finished import COMMAND
 
 LOCK = ".lock"
 HELD = "process "

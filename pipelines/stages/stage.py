@@ -34,9 +34,9 @@ from nde_talf.decoding.common.files import (
 )
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import lineage, meant
-from nde_talf.pipelines.manifest import (
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.finished import lineage, meant
+from nde_talf.pipelines.runs.manifest import (
     BEGUN,
     MANIFEST,
     Begun,
@@ -46,7 +46,7 @@ from nde_talf.pipelines.manifest import (
     read_manifest,
     write_manifest,
 )
-from nde_talf.pipelines.record import asked
+from nde_talf.pipelines.runs.record import asked
 
 REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
@@ -307,7 +307,7 @@ def locate(stage: Stage, config: Config) -> Path:
 
 def every_stage() -> dict[str, Stage]:
     """Return the stages by name, in their order."""
-    from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
+    from nde_talf.pipelines.stages import draft, evaluate, latency, pair, selector, traces
 
     modules = (pair, latency, traces, selector, draft, evaluate)
     return {module.STAGE.name: module.STAGE for module in modules}
