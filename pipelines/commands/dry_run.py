@@ -28,6 +28,7 @@ from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.loading import architecture, read_config
 from nde_talf.draft_training.model.families import family_named, not_for_vllm
+from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
     Size,
     from_size,
@@ -40,8 +41,16 @@ from nde_talf.pipelines.commands.estimate import (
 from nde_talf.pipelines.commands.quiet import quiet
 from nde_talf.pipelines.config.checks import check_config, faults_of, sources
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
+from nde_talf.pipelines.runs.attempt import changed, locate, told
 from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
-from nde_talf.pipelines.stages.stage import Stage, changed, every_stage, locate, told
+from nde_talf.pipelines.stages.pair import (
+    check_template,
+    set_prompts,
+    shared_context,
+    shared_tokenizer,
+)
+from nde_talf.pipelines.stages.stage import Stage
+from nde_talf.pipelines.stages.table import BY_NAME
 
 TO_DO = "to do"
 LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
@@ -72,8 +81,6 @@ def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
 
 def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     """Build target and draft by role, those that would be trained here too."""
-    from nde_talf.draft_training.training.lm_training import build_llama
-
     dtype = getattr(torch, model.dtype)
     models = {
         role: without_weights(name, f"model.{role}", dtype) for role, name in model.given.items()
@@ -106,7 +113,7 @@ def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], s
     else:
         prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
         how = "sizes, not measured"
-    work = works(config, size, {name: locate(s, config) for name, s in every_stage().items()})
+    work = works(config, size, {name: locate(s, config) for name, s in BY_NAME.items()})
     return {name: minutes(work[name], prices) for name in to_do}, how
 
 
@@ -191,13 +198,6 @@ def _print_data(config: Config, whole: bool) -> None:
 
     whole: read the prompts too, which are not faulty so far.
     """
-    from nde_talf.pipelines.stages.pair import (
-        check_template,
-        set_prompts,
-        shared_context,
-        shared_tokenizer,
-    )
-
     given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
     if given and not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
         console.print(
@@ -240,8 +240,8 @@ def _print_stages(config: Config) -> None:
 
 def _states(config: Config) -> dict[str, str]:
     """Describe the state of each stage that is asked for."""
-    stages, to_do = every_stage(), set[str]()
-    return {name: _state(stages[name], config, to_do) for name in config.stages}
+    to_do = set[str]()
+    return {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
 
 
 def _state(stage: Stage, config: Config, to_do: set[str]) -> str:

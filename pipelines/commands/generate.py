@@ -28,7 +28,8 @@ from nde_talf.decoding.common.settings import (
 from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.pipelines.commands.machine import reach_hub, threads
+from nde_talf.pipelines.commands.hub import reach_hub
+from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch
 from nde_talf.pipelines.config.schema import LoadingConfig, PathsConfig
 from nde_talf.pipelines.runs.finished import NoRun, Run
@@ -135,13 +136,10 @@ def generate(config: GenerateConfig) -> None:
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
     check_device(config.model.device)
-    if alone or config.run == SMOLLM2:
-        reach_hub([run.pair.where("target")])
+    if run.target:
+        reach_hub([run.target])
     quiet()
-    from nde_talf.pipelines.runs.decoder import stream
-
-    with threads(config.model.threads):
-        stream(config, run)
+    work_of("generate").stream(config, run)
 
 
 def _generate_given(config: GenerateConfig) -> None:

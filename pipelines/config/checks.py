@@ -1,19 +1,16 @@
 """Checks before any work starts, of what depends on several groups of settings or on this machine.
 
 Each settings dataclass checks its own values when it is made. `check_config` adds what crosses them
-and imports no torch; `check_machine` looks at the device, the latency tables and the login.
+and imports no torch; `machine_checks` looks at the device, the latency tables and the login.
 """
 
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from omegaconf import OmegaConf
 
@@ -30,13 +27,12 @@ from nde_talf.data.text.settings import (
 )
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
-from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.foreign import lacks
 from nde_talf.decoding.common.settings import validated
 from nde_talf.decoding.gguf import SUFFIX
 from nde_talf.pipelines.config.command_line import CONFIGS
-from nde_talf.pipelines.config.schema import MEASURED, OF_DRAFTER, Config, table_file
+from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
 from nde_talf.pipelines.runs.finished import finished, meant
 
 
@@ -75,30 +71,6 @@ def names_on_hub(config: Config) -> list[str]:
     given = (source for _, source, _ in sources(config) if source not in BUILT_IN)
     found = [source for source in given if source and Path(source).suffix not in FILE_FORMATS]
     return [*config.model.given.values(), *found]
-
-
-def check_machine(config: Config) -> None:
-    """Raise UserError for a device, a latency table or a login that this machine does not have.
-
-    Imports torch.
-    """
-    from nde_talf.pipelines.config.policies import make_policy
-    from nde_talf.selector.prices import LatencyTable
-    from nde_talf.selector.schema import selectable
-
-    check_device(config.model.device)
-    for name in config.selector.verifiers:
-        selectable(name, "selector.verifiers")
-    for policy, options in config.evaluation.policies.items():
-        try:
-            make_policy(policy, options)
-        except UserError as error:
-            raise UserError(f"evaluation.policies.{policy}: {error}") from None
-    for name in config.selector.tables:
-        if name != MEASURED:
-            LatencyTable.load(table_file(name, Path()))
-    if config.tracking.mode == "online":
-        _check_login()
 
 
 def _stages(config: Config) -> Iterator[str]:
@@ -299,27 +271,3 @@ def _folders(config: Config) -> Iterator[str]:
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "cannot be written to" if there.is_dir() else "is not a folder"
         yield f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."
-
-
-def _check_login() -> None:
-    """Raise UserError if W&B has no key, or its server does not take it.
-
-    Otherwise it would ask for one, or fail, after work was done.
-    """
-    os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
-    stored, fault = False, "there is no API key"
-    try:
-        host = urlsplit(wandb.setup().settings.base_url).hostname
-        with suppress(OSError, NetrcParseError):
-            stored = netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
-        if stored or {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
-            wandb.login()
-            return
-    except Exception as error:  # of its settings, its service and the network
-        fault = " ".join(str(error).split())[:300]
-    raise UserError(
-        f"tracking=online: W&B cannot be used ({fault}). Run `wandb login`, or set WANDB_API_KEY,"
-        " or use tracking=offline."
-    )

@@ -40,7 +40,8 @@ from nde_talf.pipelines.commands.generate import GenerateConfig
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
 from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run
-from nde_talf.pipelines.runs.run_models import load_head_draft
+from nde_talf.pipelines.runs.run_models import load_head_draft, pair_of
+from nde_talf.pipelines.runs.threads import threads
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
@@ -66,41 +67,43 @@ def open_run(
     """
     config = GenerateConfig(run=run, **settings)
     finished = Run(config.run, config.paths.checkpoints)
-    tokenizer = load_tokenizer(finished.pair.where("target"))
+    tokenizer = load_tokenizer(pair_of(finished).where("target"))
     return make_decoder(config, finished, None), tokenizer
 
 
 @torch.inference_mode()
 def stream(config: GenerateConfig, run: Run) -> None:
     """Decode, and print the text as it comes, then the figures."""
-    tokenizer = load_tokenizer(run.pair.where("target"))
-    new_tokens, setting = config.new_tokens, config.setting
-    text, prompt = prompt_of(config, run, tokenizer)
-    shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
-    decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
-    tokens, stop = prompt, decoder.target.ends
-    # Decoded once without counting, so that times are true.
-    decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
-    if isinstance(decoder.policy, NeuralPolicy):
-        decoder.policy.counts.clear()
-    stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
-    console.print(Styled(text, style="dim"), end="")
-    for block in stream:
-        said = [token for token in block.tokens if token not in stop]
-        for i, piece in enumerate(pieces(tokenizer, tokens, said)):
-            style = "green" if i < block.accepted else "bold yellow"
-            console.print(Styled(piece, style=style), end="", soft_wrap=True)
-        tokens = [*tokens, *block.tokens]
-    console.print("\n")
-    if len(stream.generation.tokens) < new_tokens and tokens[-1] not in stop:
-        console.print(
-            f"! the context of {decoder.max_context} tokens is full, so the text ends here."
-        )
-    compare = config.run == SMALL if config.compare is None else config.compare
-    describe(decoder, config)
-    console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
-    if compare:
-        console.print(compared(decoder, prompt, new_tokens, setting, config.seed), soft_wrap=True)
+    with threads(config.model.threads):
+        tokenizer = load_tokenizer(pair_of(run).where("target"))
+        new_tokens, setting = config.new_tokens, config.setting
+        text, prompt = prompt_of(config, run, tokenizer)
+        shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+        decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
+        tokens, stop = prompt, decoder.target.ends
+        # Decoded once without counting, so that times are true.
+        decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
+        if isinstance(decoder.policy, NeuralPolicy):
+            decoder.policy.counts.clear()
+        stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(config.seed), stop)
+        console.print(Styled(text, style="dim"), end="")
+        for block in stream:
+            said = [token for token in block.tokens if token not in stop]
+            for i, piece in enumerate(pieces(tokenizer, tokens, said)):
+                style = "green" if i < block.accepted else "bold yellow"
+                console.print(Styled(piece, style=style), end="", soft_wrap=True)
+            tokens = [*tokens, *block.tokens]
+        console.print("\n")
+        if len(stream.generation.tokens) < new_tokens and tokens[-1] not in stop:
+            console.print(
+                f"! the context of {decoder.max_context} tokens is full, so the text ends here."
+            )
+        compare = config.run == SMALL if config.compare is None else config.compare
+        describe(decoder, config)
+        console.print(statistics(stream.generation, decoder.drafting, compare), soft_wrap=True)
+        if compare:
+            gain = compared(decoder, prompt, new_tokens, setting, config.seed)
+            console.print(gain, soft_wrap=True)
 
 
 def prompt_of(
@@ -112,7 +115,7 @@ def prompt_of(
     """
     text = config.prompt
     if not text:
-        held_out = [prompt for prompt in run.pair.every_prompt() if prompt.split == "test"]
+        held_out = [prompt for prompt in pair_of(run).every_prompt() if prompt.split == "test"]
         one = held_out[config.seed % len(held_out)]
         return one.text, one.tokens
     if config.chat and tokenizer.chat_template:
@@ -132,7 +135,7 @@ def make_decoder(
     Raises:
         UserError: the run has none of these, or they do not go together.
     """
-    pair, placed, export = run.pair, config.model.placed, run.stage("draft") / "export"
+    pair, placed, export = pair_of(run), config.model.placed, run.stage("draft") / "export"
     first = "head" if export.is_dir() else "ngram"
     if run.shipped and first == "ngram" and config.drafter is None:
         console.print(f"! no head ships in {export}: n-grams draft")
@@ -205,7 +208,7 @@ def _without_selector(
     if not config.temperature:
         tuned = run.tuned("t0").get(HEAD_TREE if head else STATIC_TREE.format("greedy"))
         return picked(tuned), VERIFIERS["greedy"]
-    if not selectors or (head and run.pair.has_draft):
+    if not selectors or (head and pair_of(run).has_draft):
         return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]
     return None
 

@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nde_talf.data.text.shipped import AGAIN, SHIPPED, SMALL, SMOLLM2, smollm2
 from nde_talf.data.traces.settings import SETTINGS
@@ -13,9 +13,6 @@ from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.evaluation.protocol import HEAD_TREE
-
-if TYPE_CHECKING:
-    from nde_talf.data.text.pair import Pair
 
 COMMAND = "command.json"
 """The file of a run with its arguments and its base."""
@@ -93,6 +90,11 @@ class Run:
 
     "small" and "smollm2" are what ships, which is laid out like runs.
 
+    Attributes:
+        shipped: whether it ships with the project.
+        target: the folder or hub name of a target that no stage recorded; otherwise None.
+        folders: of the run, its base, that one's base, and so on.
+
     Raises:
         UserError: there is no finished pair under that name; the message proposes a run.
     """
@@ -103,11 +105,11 @@ class Run:
             check_checksums(SHIPPED.with_name(name), again=AGAIN)
         else:
             check_name("run", name)
-        self._target = smollm2() if name == SMOLLM2 else None
+        self.target = smollm2() if name == SMOLLM2 else None
         root = SHIPPED.parent if self.shipped else Path(checkpoints)
         folder = root / name
         self.folders = lineage(root, name, read_record(folder).get("base"))
-        if not self._target and not (self.stage("pair") / "pair.json").exists():
+        if not self.target and not (self.stage("pair") / "pair.json").exists():
             raise UserError(
                 f"run={name}: {folder.resolve()} holds no finished pair.{meant('run', name, root)}"
                 " Runs of another folder: paths.checkpoints=FOLDER. To make one: nde run"
@@ -117,13 +119,6 @@ class Run:
     def stage(self, name: str) -> Path:
         """The folder of a stage: this run's own, or else that of a base."""
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
-
-    @property
-    def pair(self) -> "Pair":
-        """The run's models, prompts and text; without a run a target alone."""
-        from nde_talf.data.text.pair import LoneTarget, Pair
-
-        return LoneTarget(self._target) if self._target else Pair(self.stage("pair"))
 
     def head_action(self, temperature: float) -> Action:
         """Return the static tree that the evaluation found best for the head.
@@ -156,4 +151,4 @@ class NoRun(Run):
     """A model that no run holds, in a run's place: without draft, prompts and selectors."""
 
     def __init__(self, target: str):
-        self.shipped, self.folders, self._target = False, [Path(os.devnull)], target
+        self.shipped, self.folders, self.target = False, [Path(os.devnull)], target

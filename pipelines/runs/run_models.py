@@ -6,13 +6,14 @@ The drafter is the draft model, or the run's draft head: see `Config.drafter`.
 from pathlib import Path
 from typing import Any
 
-from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.pair import LoneTarget, Pair
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.precision import type_of_draft
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
-from nde_talf.pipelines.commands.machine import threads
 from nde_talf.pipelines.config.schema import PASSES, Config
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.threads import threads
 
 
 def needs(config: Config) -> tuple[str, ...]:
@@ -27,6 +28,11 @@ def timed_on(config: Config) -> dict[str, Any]:
     draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
     other = draft != model.dtype and config.drafter == "lm"
     return {**timed, "draft_dtype": draft} if other else timed
+
+
+def pair_of(run: Run) -> Pair:
+    """Return the run's models, prompts and text; without a run a target alone."""
+    return LoneTarget(run.target) if run.target else Pair(run.stage("pair"))
 
 
 def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, Any]:

@@ -31,7 +31,7 @@ from nde_talf.data.text.settings import SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.pipelines.config.own_data import framed, shortened, show
+from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.stages.answers import SelfMade, and_skipped, shards_of
 from nde_talf.pipelines.stages.pair import SHOWN, TURN, answers_type

@@ -15,6 +15,7 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.drafter import Drafter
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import TreePolicy
@@ -29,7 +30,6 @@ from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
-from nde_talf.pipelines.commands.machine import threads
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
 from nde_talf.pipelines.config.schema import (
     OF_DRAFTER,
@@ -40,9 +40,10 @@ from nde_talf.pipelines.config.schema import (
 )
 from nde_talf.pipelines.runs.manifest import MANIFEST
 from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
+from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
 from nde_talf.pipelines.stages.selector import roots_of
-from nde_talf.pipelines.stages.stage import Stage, console
+from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import Roots

@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset
 from rich.text import Text
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import first_token, user_turn
@@ -49,7 +49,7 @@ from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import working
+from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.loading import read_config
 from nde_talf.decoding.model import CausalModel
@@ -62,11 +62,11 @@ from nde_talf.draft_training.training.lm_training import (
     held_out_report,
 )
 from nde_talf.pipelines.config.checks import sources
-from nde_talf.pipelines.config.own_data import framed, shortened, show
+from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import DISTIL, PASSES, Config, ModelConfig
 from nde_talf.pipelines.runs.tracking import Tracker, tracked
 from nde_talf.pipelines.stages.answers import OPENING, SelfMade, continued, sampled
-from nde_talf.pipelines.stages.stage import Stage, console
+from nde_talf.pipelines.stages.stage import Stage
 
 SHOWN = 10
 """Self-made texts that are shown."""
@@ -388,7 +388,6 @@ def _train(
 
     A finished model is loaded, an unfinished training resumed.
     """
-    from transformers import AutoModelForCausalLM
 
     def save(path: Path) -> None:
         model.save_pretrained(path)

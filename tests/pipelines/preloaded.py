@@ -18,7 +18,8 @@ import nde_talf.pipelines.commands.quiet  # isort: skip (before torch)
 import matplotlib.backends.backend_agg
 import wandb.sdk.launch.inputs.internal
 
+import nde_talf.pipelines.commands.compare_texts
 import nde_talf.pipelines.commands.generate
 import nde_talf.pipelines.config.checks
 import nde_talf.pipelines.config.command_line
-import nde_talf.pipelines.stages.evaluate
+import nde_talf.pipelines.stages.run_stages

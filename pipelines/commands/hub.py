@@ -1,11 +1,7 @@
-"""The machine: whether a device can be used, and how many CPU threads torch uses.
-
-Imports torch when it is called.
-"""
+"""Whether the Hugging Face hub can be reached."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +12,6 @@ from nde_talf.decoding.common.foreign import place_of
 from nde_talf.decoding.common.progress import console
 
 HUB_SECONDS = 10.0
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use `count` CPU threads inside the block; 0 changes nothing."""
-    import torch
-
-    from nde_talf.decoding import threads as chosen
-
-    before, asked = torch.get_num_threads(), chosen.asked
-    if count:
-        torch.set_num_threads(count)
-        chosen.asked = True
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        chosen.asked = asked
 
 
 def reach_hub(names: Iterable[str]) -> None:
