@@ -34,7 +34,7 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_p
 from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.super_tree import super_tree_layout
-from nde_talf.pipelines.config import MEASURED, table_file
+from nde_talf.pipelines.config.schema import MEASURED, table_file
 from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken
 from nde_talf.selector.prices import LatencyTable, StepCosts
 

@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 import torch
 

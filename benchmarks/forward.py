@@ -19,7 +19,7 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from tempfile import TemporaryDirectory
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from torch import Tensor

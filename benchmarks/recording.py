@@ -18,9 +18,9 @@ from nde_talf import Autoregressive, Rng, SamplingSetting, SpeculativeDecoder
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.evaluation.sample_text import pieces
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.streaming import make_decoder
+from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.runs.decoder import make_decoder
+from nde_talf.pipelines.runs.finished import Run
 
 OUT = Path(__file__).parents[1] / "docs/figures/generate.svg"
 RUNS, SLOWER, PAUSE = 5, 10, 2.5  # runs of each side, times slower than it was, seconds at the end

@@ -26,7 +26,7 @@ from nde_talf.evaluation.methods import BEST_STATIC, TITLES, selector_title
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.speed import CPU
 from nde_talf.evaluation.table import by_setting, markdown, row
-from nde_talf.pipelines.manifest import BEGUN
+from nde_talf.pipelines.runs.manifest import BEGUN
 
 MEAN = "mean over settings"
 INTRODUCTION = """# Selector: against everything that could be run in its place

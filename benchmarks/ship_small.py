@@ -30,7 +30,7 @@ from nde_talf.data.text.prompts import (
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.files import write_atomically
-from nde_talf.pipelines.config import TABLE
+from nde_talf.pipelines.config.schema import TABLE
 from recipes.small.sources import CODE, Document, documents, read_frozen
 from recipes.small.text import prepared
 from recipes.small.training import RecipeConfig, weights

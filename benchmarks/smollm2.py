@@ -4,9 +4,9 @@
 
 TARGET is the folder of SmolLM2-135M-Instruct, HEAD a head's export, and --selector a folder with an
 export a rule. --data holds MT-bench, Alpaca and GSM8K (`FILES`), which are not published here. The
-questions in `smollm2_prompts.jsonl` the model asked itself: `pipelines.answers.SelfMade` with seed
-65, in shards of 32, and else the defaults of data=self. Of every kind the first questions by
-SHA-256 are decoded; the next ones tune, by time in the loop and at each temperature, the head's
+questions in `smollm2_prompts.jsonl` the model asked itself: `pipelines.stages.answers.SelfMade`
+with seed 65, in shards of 32, and else the defaults of data=self. Of every kind the first questions
+by SHA-256 are decoded; the next ones tune, by time in the loop and at each temperature, the head's
 trees, n-grams and prompt lookup. --dialogues: the folder that the head learned from, which may hold
 none of the prompts.
 
@@ -24,7 +24,7 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 import torch
 

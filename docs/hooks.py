@@ -21,10 +21,10 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 from nde_talf.decoding.common.settings import NAME
-from nde_talf.pipelines.check import CheckConfig
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig
-from nde_talf.pipelines.recommend import RecommendConfig
+from nde_talf.pipelines.commands.check import CheckConfig
+from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS, OUTSIDE, INDEX = "reference/keys.md", "repository/", "README.md"

@@ -38,7 +38,7 @@ from nde_talf.draft_training.head_drafter import EagleDrafter as EagleDrafter
 from nde_talf.integrations.transformers import Speculation as Speculation
 from nde_talf.integrations.transformers import speculate as speculate
 from nde_talf.integrations.vllm import for_vllm as for_vllm
-from nde_talf.pipelines.streaming import open_run as open_run
+from nde_talf.pipelines.runs.decoder import open_run as open_run
 from nde_talf.selector.network import Selector as Selector
 from nde_talf.selector.policy import NeuralPolicy as NeuralPolicy
 from nde_talf.selector.prices import LatencyTable as LatencyTable

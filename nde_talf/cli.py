@@ -3,8 +3,9 @@
 import sys
 from importlib import import_module
 
-from nde_talf.pipelines.output import steady
-from nde_talf.pipelines.signals import leave_at_once
+from nde_talf import __version__
+from nde_talf.pipelines.commands.output import steady
+from nde_talf.pipelines.commands.signals import leave_at_once
 
 COMMANDS = {
     "run": "train a selector and a head for a pair, and report what they win",
@@ -33,8 +34,6 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
     elif arguments[0] in ("-V", "--version"):
-        from nde_talf import __version__
-
         print(f"nde-talf {__version__}")
     elif arguments[0] not in COMMANDS:
         print(f"nde: there is no command {arguments[0]!r}.\n\n{USAGE}", file=sys.stderr)
@@ -42,7 +41,8 @@ def main() -> None:
     else:
         sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
         leave_at_once()
-        import_module(f"nde_talf.pipelines.{arguments[0]}").main()
+        room = "pipelines" if arguments[0] == "run" else "pipelines.commands"
+        import_module(f"nde_talf.{room}.{arguments[0]}").main()
 
 
 if __name__ == "__main__":

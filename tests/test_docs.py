@@ -18,13 +18,13 @@ from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
 from nde_talf.draft_training.registry import HEADS, LOSSES
 from nde_talf.evaluation.lossless import read_config
-from nde_talf.pipelines.check import CheckConfig
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import composed, presets
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.generate import GenerateConfig, completed, without_prompt
-from nde_talf.pipelines.own_data import in_full
-from nde_talf.pipelines.recommend import RecommendConfig
+from nde_talf.pipelines.commands.check import CheckConfig
+from nde_talf.pipelines.commands.generate import GenerateConfig, completed, without_prompt
+from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.command_line import composed, presets
+from nde_talf.pipelines.config.own_data import in_full
+from nde_talf.pipelines.config.schema import Config
 from recipes.small.steps import SmallConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
@@ -138,7 +138,8 @@ def commands(page: Path) -> list[str]:
     )
     lines = [re.sub(r"^.*(?:&& |; do )|; done$", "", line) for line in lines]
     lines = [line.removeprefix(".venv/bin/") for line in lines]
-    lines = [re.sub(r"^nde (\w+)", r"python -m pipelines.\1", line) for line in lines]
+    lines = [re.sub(r"^nde run\b", "python -m pipelines.run", line) for line in lines]
+    lines = [re.sub(r"^nde (\w+)", r"python -m pipelines.commands.\1", line) for line in lines]
     lines = [re.sub(r"^python -m nde_talf\.", "python -m ", line) for line in lines]
     rooms = r"python -m (pipelines|benchmarks|evaluation|recipes)\."
     return [line.split("  #")[0].strip() for line in lines if re.match(rooms, line)]
@@ -159,7 +160,7 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    read = completed if "pipelines.generate" in line else without_prompt
+    read = completed if "commands.generate" in line else without_prompt
     words = read(shlex.split(rest + line))
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
@@ -193,7 +194,7 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
     if module == "evaluation.lossless":
         read_config(shlex.split(line)[3:])
-    room, _, command = module.partition(".")
+    room, *_, command = module.split(".")
     if room in ("pipelines", "recipes") and command in SCHEMAS:
         for arguments in variants(line):
             configured(arguments, command)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nde_talf.pipelines.commands.work import WORK
 from tests import ROOMS, ROOT
 
 MAY_IMPORT = {
@@ -70,10 +71,15 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 @cache
+def tree(module: str) -> ast.Module:
+    """The statements of a module."""
+    return ast.parse(FILES[module].read_text())
+
+
+@cache
 def imports(module: str) -> set[str]:
     """Everything of the project that a module imports: in functions and for type checkers too."""
-    nodes = ast.walk(ast.parse(FILES[module].read_text()))
-    return {name for node in nodes for name in imported(node)} - {module}
+    return {name for node in ast.walk(tree(module)) for name in imported(node)} - {module}
 
 
 def reached(module: str, seen: set[str]) -> set[str]:
@@ -114,6 +120,39 @@ def test_decoding_common_imports_nothing_else_of_the_project():
 @pytest.mark.slow
 def test_no_module_imports_itself_through_others():
     assert not [module for module in FILES if module in reached(module, set())]
+
+
+BY_NAME = {
+    "nde_talf": "the public names",
+    "nde_talf.cli": "the table of commands",
+    "nde_talf.decoding.registry": "the registries",
+    "nde_talf.evaluation.lossless": "a user's own function",
+    "nde_talf.pipelines.commands.work": "the work of the commands",
+}
+"""Modules that may import others by name, and which ones."""
+
+
+@pytest.mark.slow
+def test_own_modules_are_imported_at_the_top_alone():
+    inside = [
+        f"{module}: {', '.join(found)}"
+        for module in FILES
+        for node in tree(module).body
+        if not isinstance(node, (ast.Import, ast.ImportFrom))
+        if (found := [name for inner in ast.walk(node) for name in imported(inner)])
+    ]
+    assert not inside
+
+
+def test_only_listed_modules_import_by_name():
+    by_name = re.compile(r"\bimport_module\(|\b__import__\(|\bimportlib\.import_module\b")
+    found = {module for module, path in FILES.items() if by_name.search(path.read_text())}
+    assert found == BY_NAME.keys()
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_every_work_of_a_command_is_a_module(work):
+    assert f"nde_talf.pipelines.{WORK[work]}" in FILES
 
 
 def tokens(file: Path) -> int:

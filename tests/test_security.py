@@ -15,12 +15,12 @@ from nde_talf import UserError
 from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import fail
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import COMMAND, Run
-from nde_talf.pipelines.manifest import plain
-from nde_talf.pipelines.tracking import Tracker, tracked
+from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.command_line import fail
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.finished import COMMAND, Run
+from nde_talf.pipelines.runs.manifest import plain
+from nde_talf.pipelines.runs.tracking import Tracker, tracked
 from tests import ROOMS, ROOT
 from tests.refusal import refusal
 
@@ -61,7 +61,7 @@ def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
         if re.search(r"\.from_pretrained$|\bLLM$", name) and re.search(r"Auto|auto|LLM", name):
             pretrained += 1
             patterns = (
-                path == Path("pipelines/pair.py") and ast.unparse(call.args[0]) == "out"
+                path == Path("pipelines/stages/pair.py") and ast.unparse(call.args[0]) == "out"
             )  # a model that was just trained here
             assert patterns or named(call, "trust_remote_code") == "False", (path, name)
         assert named(call, "trust_remote_code") in (None, "False"), path
@@ -156,8 +156,8 @@ def test_secrets_are_masked_where_they_are_shown_or_stored(tmp_path, monkeypatch
 def test_a_command_line_is_masked_before_anything_logs_it_and_in_tracebacks():
     code = """
 import sys
-from nde_talf.pipelines.cli import launch
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.command_line import launch
+from nde_talf.pipelines.config.schema import Config
 def work(config):
     assert "hunter2" in config.ray.address
     print(sys.argv)

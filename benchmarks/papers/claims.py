@@ -61,7 +61,7 @@ from nde_talf.evaluation.protocol import BASELINE, CONTROL, trusted
 from nde_talf.evaluation.speed import CPU
 from nde_talf.evaluation.static_trees import traced_index
 from nde_talf.evaluation.table import markdown
-from nde_talf.pipelines.config import PROFILES
+from nde_talf.pipelines.config.schema import PROFILES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable

@@ -25,9 +25,10 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gbv import power_sum
 from nde_talf.decoding.sampling import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree, Verdict
-from nde_talf.pipelines.config import PathsConfig
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.streaming import open_run
+from nde_talf.pipelines.config.schema import PathsConfig
+from nde_talf.pipelines.runs.decoder import open_run
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.run_models import pair_of
 
 FORMS = "GBV", "GBV, theirs", "Traversal", "Traversal, theirs"
 
@@ -140,7 +141,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    pair = Run("small", PathsConfig().checkpoints).pair
+    pair = pair_of(Run("small", PathsConfig().checkpoints))
     prompts = [p.tokens for p in pair.every_prompt() if p.split == "test"][: options.prompts]
     table = []
     for temperature in (0.2, 1.0):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 import torch
 

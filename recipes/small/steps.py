@@ -11,7 +11,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from nde_talf.pipelines.quiet import quiet  # isort: skip (before torch)
+from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from pydantic import Field
@@ -36,11 +36,11 @@ from nde_talf.draft_training.training.head_training import fit_head
 from nde_talf.draft_training.training.precision import default_device
 from nde_talf.draft_training.training.trainer import train_rows
 from nde_talf.draft_training.training_settings import HeadConfig
-from nde_talf.pipelines.answers import OPENING, continued
-from nde_talf.pipelines.config import TrackingConfig
-from nde_talf.pipelines.draft import export_head
-from nde_talf.pipelines.lock import locked
-from nde_talf.pipelines.tracking import tracked
+from nde_talf.pipelines.config.schema import TrackingConfig
+from nde_talf.pipelines.runs.lock import locked
+from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.stages.answers import OPENING, continued
+from nde_talf.pipelines.stages.draft import export_head
 from recipes.small.sources import documents, read_frozen
 from recipes.small.text import Text as Rows
 from recipes.small.text import prepared

@@ -18,8 +18,8 @@ from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import Corpus
 from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.checks import _files
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.checks import _files
+from nde_talf.pipelines.config.schema import Config
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.config import ModelConfig
-from nde_talf.pipelines.manifest import plain
-from nde_talf.pipelines.pair import _places
+from nde_talf.pipelines.config.schema import ModelConfig
+from nde_talf.pipelines.runs.manifest import plain
+from nde_talf.pipelines.stages.pair import _places
 
 TINY = Path(__file__).parents[1] / "fixtures/pair"
 

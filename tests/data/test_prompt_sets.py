@@ -16,8 +16,8 @@ from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.pipelines import cli
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config import command_line as cli
+from nde_talf.pipelines.config.schema import Config
 from tests.refusal import refusal
 
 WORDS = " ".join(f"word{i}" for i in range(900))

@@ -9,7 +9,7 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import Opening, Screen, first_token, user_turn
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.pipelines.answers import SelfMade
+from nde_talf.pipelines.stages.answers import SelfMade
 from tests.data.chat_templates import END_OF_TURN, family_tokenizer
 from tests.refusal import refusal
 

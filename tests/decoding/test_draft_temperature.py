@@ -18,7 +18,7 @@ from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.registry import POLICIES
 from nde_talf.decoding.sampling import warp
 from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
-from nde_talf.pipelines.policy_table import make_policy
+from nde_talf.pipelines.config.policies import make_policy
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import Kept
 from tests.decoding.tiny_loop import SETTING

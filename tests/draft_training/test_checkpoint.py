@@ -12,7 +12,7 @@ from nde_talf.draft_training.training.checkpoint import BEFORE, CHECKPOINT
 from nde_talf.draft_training.training.lm_training import LanguageModel, build_llama, fit
 from nde_talf.draft_training.training.trainer import train_rows
 from nde_talf.draft_training.training_settings import LanguageModelConfig
-from nde_talf.pipelines.tracking import read_curves
+from nde_talf.pipelines.runs.tracking import read_curves
 from tests.draft_training.heads import KillBefore, same
 from tests.refusal import refusal
 

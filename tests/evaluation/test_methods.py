@@ -35,7 +35,7 @@ from nde_talf.evaluation.methods import (
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration, read_tuned
-from nde_talf.pipelines.finished import Run
+from nde_talf.pipelines.runs.finished import Run
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head

@@ -18,8 +18,8 @@ from nde_talf.evaluation.recommendation import (
     vllm_config,
 )
 from nde_talf.evaluation.speed_estimate import Prices
-from nde_talf.pipelines.recommend import RecommendConfig
-from nde_talf.pipelines.recommend import recommend as recommend_command
+from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.commands.recommend import recommend as recommend_command
 from tests import ROOT
 from tests.evaluation import labelled
 from tests.refusal import refusal

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nde_talf.decoding.common.files import write_atomically
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.lock import locked
-from nde_talf.pipelines.manifest import MANIFEST
-from nde_talf.pipelines.stage import Attempt, Stage
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.attempt import Attempt
+from nde_talf.pipelines.runs.lock import locked
+from nde_talf.pipelines.runs.manifest import MANIFEST
+from nde_talf.pipelines.stages.stage import Stage
 
 
 @dataclass

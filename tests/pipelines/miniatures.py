@@ -11,8 +11,8 @@ from transformers import AutoConfig
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.loading import architecture
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
 from tests import ROOT
 from tests.decoding.families import EYES
 

@@ -6,8 +6,8 @@ import pytest
 
 import nde_talf.pipelines.run
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
 from tests.pipelines.micro import command
 
 

@@ -3,8 +3,9 @@
 import pytest
 
 from nde_talf import VERIFIERS, Action, Delayed, LMDrafter, SamplingSetting, SpeculativeDecoder
-from nde_talf.pipelines.check import CheckConfig, check, greedy, sampled
-from nde_talf.pipelines.cli import composed
+from nde_talf.pipelines.commands.check import CheckConfig, check
+from nde_talf.pipelines.commands.compare_texts import greedy, sampled
+from nde_talf.pipelines.config.command_line import composed
 from tests.decoding.pairs import prompts, tiny_pair
 
 T1 = SamplingSetting(1.0)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
+from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
 from tests.refusal import refusal
 
 

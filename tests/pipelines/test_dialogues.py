@@ -17,9 +17,9 @@ from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.text.tokenizer import END_OF_TEXT, train_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dialogues import dialogue_rows
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.stages.dialogues import dialogue_rows
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
 

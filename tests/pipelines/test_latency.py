@@ -10,11 +10,11 @@ import torch
 from nde_talf import LatencyTable
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.pipelines import evaluate, latency
-from nde_talf.pipelines.config import TABLE, Config
-from nde_talf.pipelines.drafted import load_drafted
-from nde_talf.pipelines.manifest import write_manifest
-from nde_talf.pipelines.selector import latency_tables
+from nde_talf.pipelines.config.schema import TABLE, Config
+from nde_talf.pipelines.runs.manifest import write_manifest
+from nde_talf.pipelines.runs.run_models import load_drafted
+from nde_talf.pipelines.stages import evaluate, latency
+from nde_talf.pipelines.stages.selector import latency_tables
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import TABLE as QUIET
@@ -50,7 +50,7 @@ def of_this_test():
 def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
     monkeypatch.setattr("nde_talf.selector.prices.AGREE", 0.0)  # no two measurements are equal
     monkeypatch.setattr("nde_talf.selector.profiling.MAX_BATCHES", 2)
-    monkeypatch.setattr("nde_talf.pipelines.latency.AGREE", 0.0)
+    monkeypatch.setattr("nde_talf.pipelines.stages.latency.AGREE", 0.0)
     config, path = of_this_test(), folders["latency"] / TABLE
     config.latency.accept_noise = False
     with refusal(r"table\.json.*under load.*latency\.accept_noise=true"):

@@ -35,7 +35,7 @@ def test_names_and_types_are_checked_without_heavy_imports():
 # imports: that alone takes a second.
 SERVER = f"""
 import json, os, sys, tempfile
-import nde_talf.pipelines.cli, nde_talf.pipelines.run
+import nde_talf.pipelines.config.command_line, nde_talf.pipelines.run
 from hydra import compose, initialize
 from nde_talf.cli import main
 
@@ -119,7 +119,7 @@ def test_a_command_that_there_is_not_is_usage():
 @pytest.mark.parametrize("command", ["generate", "check", "recommend"])
 def test_help_of_a_command_without_presets_lists_its_keys_alone(command):
     code = (
-        f"import sys, nde_talf.pipelines.{command} as command; sys.argv = ['nde', '--help']\n"
+        f"import sys, nde_talf.pipelines.commands.{command} as command; sys.argv = ['nde', '--help']\n"
         "command.main()"
     )
     told = python(code)

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from nde_talf.pipelines.lock import LOCK, locked
+from nde_talf.pipelines.runs.lock import LOCK, locked
 from tests.pipelines.micro import ROOT
 from tests.refusal import refusal
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from nde_talf.pipelines.lock import locked
+from nde_talf.pipelines.runs.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -66,7 +66,7 @@ MANY = """
 import os, sys, time
 from pathlib import Path
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.pipelines.lock import locked
+from nde_talf.pipelines.runs.lock import locked
 inside, refused = os.path.join(sys.argv[1], "inside"), 0
 for _ in range(300):
     try:

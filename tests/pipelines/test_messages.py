@@ -14,7 +14,7 @@ import pytest
 
 from nde_talf import UserError
 from nde_talf.decoding.common.progress import console, track, working
-from nde_talf.pipelines.cli import answer
+from nde_talf.pipelines.config.command_line import answer
 from tests.pipelines.micro import ROOT, environment
 
 

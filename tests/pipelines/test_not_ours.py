@@ -8,9 +8,9 @@ import pytest
 
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.files import sole, write_json
-from nde_talf.pipelines.finished import COMMAND
-from nde_talf.pipelines.lock import LOCK, locked
-from nde_talf.pipelines.record import completed
+from nde_talf.pipelines.runs.finished import COMMAND
+from nde_talf.pipelines.runs.lock import LOCK, locked
+from nde_talf.pipelines.runs.record import completed
 from tests.pipelines.chain import Chain
 from tests.refusal import refusal
 
@@ -123,7 +123,7 @@ def test_a_run_whose_name_differs_in_capitals_alone_is_refused_where_both_are_on
     """As a file system does that keeps capitals and does not tell them apart."""
     (tmp_path / "Mine").mkdir()
     (tmp_path / "mine").symlink_to(tmp_path / "Mine")
-    monkeypatch.setattr("nde_talf.pipelines.lock.refuse_link", lambda path: None)
+    monkeypatch.setattr("nde_talf.pipelines.runs.lock.refuse_link", lambda path: None)
     monkeypatch.setattr(Path, "resolve", lambda path: path)
     monkeypatch.setattr(os, "listdir", lambda path: ["Mine"])
     with refusal("in other letters"), locked(tmp_path / "mine"):

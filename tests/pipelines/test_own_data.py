@@ -16,12 +16,12 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.shipped import shipped
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.own_data import fit, in_full
-from nde_talf.pipelines.record import completed, merged
+from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.own_data import fit, in_full
+from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.run import run
+from nde_talf.pipelines.runs.record import completed, merged
 from tests.decoding.families import module
 from tests.pipelines.launch import finish, said
 from tests.refusal import refusal

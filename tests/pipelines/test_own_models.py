@@ -89,7 +89,7 @@ def test_a_target_without_a_draft_model_gets_a_head_and_a_selector_for_it(folder
 )
 def test_a_run_of_a_target_alone_is_used_like_another(alone, command, told):
     name, *asked = command.split()
-    assert told in said(finish(f"nde_talf.pipelines.{name}", [*alone, *asked]))
+    assert told in said(finish(f"nde_talf.pipelines.commands.{name}", [*alone, *asked]))
 
 
 def test_a_draft_is_distilled_for_a_target_that_has_none(folder):

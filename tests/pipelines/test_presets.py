@@ -2,10 +2,10 @@
 
 import pytest
 
-from nde_talf.pipelines.checks import check_config
-from nde_talf.pipelines.cli import composed, presets
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dry_run import pair_without_weights
+from nde_talf.pipelines.commands.dry_run import pair_without_weights
+from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.command_line import composed, presets
+from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.run import run
 from tests.pipelines import miniatures
 from tests.pipelines.micro import ROOT

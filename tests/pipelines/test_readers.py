@@ -21,7 +21,7 @@ from nde_talf.decoding.common.tensors import read_tensors
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT, resumable
 from nde_talf.evaluation.benchmark import Record, read_records
-from nde_talf.pipelines.quiet import quiet
+from nde_talf.pipelines.commands.quiet import quiet
 from tests.refusal import refusal
 from tests.robustness.damage import apply
 

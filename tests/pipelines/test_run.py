@@ -11,12 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 
-import nde_talf.pipelines.recommend
+import nde_talf.pipelines.commands.recommend
 from nde_talf import CausalModel, EagleDrafter, Selector
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.recommend import RecommendConfig
+from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.config.command_line import composed
 from tests.pipelines.launch import finish, printed_by, said, start
 from tests.pipelines.micro import command
 from tests.pipelines.refusals import refused
@@ -73,11 +73,11 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     here = ["run=default", f"paths.checkpoints={folder}/checkpoints"]
     asked = [f"prompt={prompt}", f"drafter={drafter}", "new_tokens=20", *here]
     asked.append(f"policy={policy}" if policy else "compare=true")
-    done = finish("nde_talf.pipelines.generate", asked)
+    done = finish("nde_talf.pipelines.commands.generate", asked)
     assert done.returncode == 0, said(done)
     assert done.stdout.startswith(prompt) and "tokens a target pass" in done.stdout
     assert policy or "times as fast as autoregressive decoding" in done.stdout
-    again = finish("nde_talf.pipelines.generate", [*asked, "model.static_shapes=true"])
+    again = finish("nde_talf.pipelines.commands.generate", [*asked, "model.static_shapes=true"])
     assert done.stdout.split("\n\n")[0] in again.stdout  # the same text, of static shapes too
 
 
@@ -85,7 +85,7 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
     folder, _ = finished
     here = f"paths.checkpoints={folder}/checkpoints"
     config = composed(RecommendConfig, here, config="recommend")
-    nde_talf.pipelines.recommend.recommend(config)
+    nde_talf.pipelines.commands.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
     recommended = json.loads((out / "recommend.json").read_text())
     assert recommended["settings"] == ["t0.6", "t1.0"] and "1" in recommended["paths"]
@@ -119,7 +119,8 @@ def test_a_selector_for_the_head(finished):
     assert (
         "tokens a target pass"
         in finish(
-            "nde_talf.pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]
+            "nde_talf.pipelines.commands.generate",
+            [*asked, f"paths.checkpoints={folder}/checkpoints"],
         ).stdout
     )
 

@@ -6,11 +6,11 @@ from transformers import PreTrainedTokenizerFast
 
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import Pair
-from nde_talf.pipelines import pair
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.dialogues import dialogue_rows, with_self_made
-from nde_talf.pipelines.record import completed
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.record import completed
+from nde_talf.pipelines.stages import pair
+from nde_talf.pipelines.stages.dialogues import dialogue_rows, with_self_made
 from tests.data.chat_templates import template
 from tests.draft_training.heads import tiny_target
 

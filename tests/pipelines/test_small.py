@@ -7,19 +7,19 @@ import pytest
 
 from nde_talf.data.text.pair import shipped_pair
 from nde_talf.data.text.shipped import SHIPPED, SMOLLM2, shipped
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import Run
-from nde_talf.pipelines.generate import GenerateConfig, generate
-from nde_talf.pipelines.pair import _read
-from nde_talf.pipelines.streaming import choose_policy, table_here
+from nde_talf.pipelines.commands.generate import GenerateConfig, generate
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.decoder import choose_policy, table_here
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.stages.pair import _read
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
 from tests.draft_training.heads import tiny_target
 
 
 def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("nde_talf.pipelines.answers.sampled", lambda *_: [[1] * 600] * 9)
+    monkeypatch.setattr("nde_talf.pipelines.stages.answers.sampled", lambda *_: [[1] * 600] * 9)
     config = composed(Config, "model=small", "model.draft=distil", "model.length=256")
     assert _read(config, tmp_path, [tiny_target()], 512).for_draft.shape[1] == 512
 
@@ -44,8 +44,8 @@ def test_what_ships_for_smollm2_is_used_and_n_grams_where_nothing_does(
     tmp_path, monkeypatch, capsys
 ):
     """With the small pair's target and parts in their place."""
-    monkeypatch.setattr("nde_talf.pipelines.finished.SHIPPED", tmp_path / "small")
-    monkeypatch.setattr("nde_talf.pipelines.finished.smollm2", lambda: shipped("target"))
+    monkeypatch.setattr("nde_talf.pipelines.runs.finished.SHIPPED", tmp_path / "small")
+    monkeypatch.setattr("nde_talf.pipelines.runs.finished.smollm2", lambda: shipped("target"))
     asked = {"run": SMOLLM2, "prompt": "def main(", "new_tokens": 4}
     generate(GenerateConfig(**asked))
     printed = capsys.readouterr().out

@@ -12,12 +12,12 @@ import pytest
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.draft_training.model.families import NoHeadError
-from nde_talf.pipelines import draft, pair
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.finished import COMMAND
-from nde_talf.pipelines.manifest import BEGUN, MANIFEST
-from nde_talf.pipelines.stage import _set_aside
-from nde_talf.pipelines.traces import chosen_engine
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.attempt import _set_aside
+from nde_talf.pipelines.runs.finished import COMMAND
+from nde_talf.pipelines.runs.manifest import BEGUN, MANIFEST
+from nde_talf.pipelines.stages import draft, pair
+from nde_talf.pipelines.stages.traces import chosen_engine
 from tests.pipelines.chain import Chain
 from tests.refusal import refusal
 
@@ -109,7 +109,7 @@ def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed):
                 _set_aside(files, files)
             raise KeyboardInterrupt
 
-        patch.setattr("nde_talf.pipelines.stage._put_in_place", put)
+        patch.setattr("nde_talf.pipelines.runs.attempt._put_in_place", put)
         with pytest.raises(KeyboardInterrupt):
             chain.run("selector", force=True)
     assert chain.run("selector") == []

@@ -6,10 +6,10 @@ import sys
 import pytest
 import wandb
 
-from nde_talf.pipelines.cli import composed, marked
-from nde_talf.pipelines.config import Config
-from nde_talf.pipelines.pair import _places
-from nde_talf.pipelines.tracking import tracked
+from nde_talf.pipelines.config.command_line import composed, marked
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.stages.pair import _places
 from tests import ROOT
 
 NAMES = ["m", "it's", 'a "b"', "a, b", "x=(y)", "你 好", "back\\", "[a]"]
@@ -32,7 +32,7 @@ def test_a_folder_of_any_name_is_found_from_any_other(tmp_path, monkeypatch, nam
 
 
 WORK = """
-from nde_talf.pipelines.output import steady
+from nde_talf.pipelines.commands.output import steady
 with steady():
     for i in range(20_000):
         print("✓", i)

@@ -13,8 +13,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.model import CausalModel
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.training.lm_training import build_llama
-from nde_talf.pipelines.cli import composed
-from nde_talf.pipelines.lock import locked
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.runs.lock import locked
 from recipes.small.steps import SmallConfig, run
 from recipes.small.text import Text
 from recipes.small.training import RecipeConfig
@@ -55,7 +55,8 @@ def test_a_head_learns_the_rows_of_the_draft(tmp_path, monkeypatch):
     monkeypatch.setattr("recipes.small.steps.HEAD_STEPS", 2)
     judged = []
     monkeypatch.setattr(
-        "nde_talf.pipelines.draft.held_out_report", lambda *given: judged.append(given[2]) or {}
+        "nde_talf.pipelines.stages.draft.held_out_report",
+        lambda *given: judged.append(given[2]) or {},
     )
     asked = ("step=head", f"state={tmp_path}", "samples=0", "batch=2", "tracking=disabled")
     config = composed(SmallConfig, *asked, config="small")

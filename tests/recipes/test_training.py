@@ -12,7 +12,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.draft_training.training.trainer import train_rows
-from nde_talf.pipelines.answers import OPENING
+from nde_talf.pipelines.stages.answers import OPENING
 from recipes.small.steps import samples
 from recipes.small.training import Leg, RecipeConfig, RecipeModel, reached, weights
 

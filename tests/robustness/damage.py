@@ -31,7 +31,7 @@ from nde_talf.decoding.common.checksums import CHECKSUMS, file_digest, write_che
 from nde_talf.decoding.common.files import SEAL, content_digest
 from nde_talf.decoding.policies.delayed import delayed
 from nde_talf.draft_training.export.head_format import load_head
-from nde_talf.pipelines.manifest import read_manifest
+from nde_talf.pipelines.runs.manifest import read_manifest
 
 SHAPES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",

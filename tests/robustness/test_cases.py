@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-import nde_talf.pipelines.check
-import nde_talf.pipelines.generate
-import nde_talf.pipelines.recommend
+import nde_talf.pipelines.commands.check
+import nde_talf.pipelines.commands.generate
+import nde_talf.pipelines.commands.recommend
 import nde_talf.pipelines.run
 from nde_talf.evaluation.benchmark import Record, read_records
-from nde_talf.pipelines import draft, evaluate, latency, pair, selector, traces
-from nde_talf.pipelines.finished import COMMAND
-from nde_talf.pipelines.quiet import quiet, show_warning
+from nde_talf.pipelines.commands.quiet import quiet, show_warning
+from nde_talf.pipelines.runs.finished import COMMAND
+from nde_talf.pipelines.stages import draft, evaluate, latency, pair, selector, traces
 from tests import ROOT
 from tests.evaluation.example import everything
 from tests.pipelines import micro
@@ -33,10 +33,10 @@ from tests.robustness.damage import LOADERS, apply
 HERE = Path(__file__).parent
 CASES = [json.loads(line) for line in (HERE / "cases.jsonl").read_text().splitlines()]
 MAINS = {
-    "check": nde_talf.pipelines.check.main,
+    "check": nde_talf.pipelines.commands.check.main,
     "run": nde_talf.pipelines.run.main,
-    "generate": nde_talf.pipelines.generate.main,
-    "recommend": nde_talf.pipelines.recommend.main,
+    "generate": nde_talf.pipelines.commands.generate.main,
+    "recommend": nde_talf.pipelines.commands.recommend.main,
 }
 STAGES = (pair, latency, traces, selector, draft, evaluate)
 """Imported before a process is forked, which then need not."""

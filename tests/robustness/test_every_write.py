@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nde_talf.pipelines.cli import answer
+from nde_talf.pipelines.config.command_line import answer
 from tests.pipelines.chain import Chain
 from tests.robustness import child
 

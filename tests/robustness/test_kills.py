@@ -11,7 +11,7 @@ import pytest
 import nde_talf.pipelines.run
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.pipelines.manifest import read_manifest
+from nde_talf.pipelines.runs.manifest import read_manifest
 from tests.pipelines import micro
 from tests.robustness import child
 

@@ -1,0 +1,1 @@
+"""The commands beside run: generate, check, recommend, dry runs."""

@@ -1,0 +1,268 @@
+"""dry_run=true: what a run would need and do, before anything is loaded.
+
+Models are built without weights, on torch's meta device, from their config.json.
+"""
+
+import importlib.util
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.filesize import decimal
+from rich.table import Table
+
+from nde_talf.data.text.pair import load_models
+from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
+from nde_talf.data.text.shipped import is_shipped
+from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.device_check import check_device
+from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.foreign import place_of
+from nde_talf.decoding.common.progress import console, duration
+from nde_talf.decoding.configuration import longest_context
+from nde_talf.decoding.features import SCALARS
+from nde_talf.decoding.loading import architecture, read_config
+from nde_talf.draft_training.model.families import family_named, not_for_vllm
+from nde_talf.draft_training.training.lm_training import build_llama
+from nde_talf.pipelines.commands.estimate import (
+    Size,
+    from_size,
+    measured,
+    minutes,
+    roots_of,
+    rows_of,
+    works,
+)
+from nde_talf.pipelines.commands.quiet import quiet
+from nde_talf.pipelines.config.checks import check_config, faults_of, sources
+from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
+from nde_talf.pipelines.runs.attempt import changed, locate, told
+from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
+from nde_talf.pipelines.stages.pair import (
+    check_template,
+    set_prompts,
+    shared_context,
+    shared_tokenizer,
+)
+from nde_talf.pipelines.stages.stage import Stage
+from nde_talf.pipelines.stages.table import BY_NAME
+
+TO_DO = "to do"
+LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
+"""Seconds in which a target is loaded to be timed; seconds per byte to check and prepare it; bytes
+that tell how fast a disk is.
+"""
+
+BASE = 600_000_000
+"""Bytes that the libraries take. Models take theirs twice, where products are packed."""
+
+
+def without_weights(where: str, key: str, dtype: torch.dtype) -> Any:
+    """Build the transformers model in a folder or on the hub, without a weight.
+
+    Raises UserError, naming `key`, for one that is no causal LM or cannot take a tree.
+    """
+    config = read_config(where, key)
+    try:
+        with torch.device("meta"):
+            return architecture(config)[0].from_config(config, dtype=dtype)
+    except Exception as error:  # transformers raises whatever a wrong configuration leads to
+        raise UserError(
+            f"{key}={where}: no causal language model can be built of its configuration"
+            f" ({first_line(error)}). Give a folder with config.json, or the name of a hub model"
+            " where the hub can be reached."
+        ) from error
+
+
+def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
+    """Build target and draft by role, those that would be trained here too."""
+    dtype = getattr(torch, model.dtype)
+    models = {
+        role: without_weights(name, f"model.{role}", dtype) for role, name in model.given.items()
+    }
+    target = models.get("target")
+    rows = target.config.get_text_config().vocab_size if target else model.vocab_size
+    with torch.device("meta"):
+        ours = {role: build_llama(lm, rows).to(dtype) for role, lm in model.trained.items()}
+    return models | ours
+
+
+def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
+    """Return the minutes of the stages that are to do, and what the estimate is made from.
+
+    measure: run passes of the target, where its files are loaded within `LOADING` seconds.
+    """
+    to_do = [name for name, state in _states(config).items() if state == TO_DO]
+    if not to_do:
+        return {}, ""
+    models, place = pair_without_weights(config.model), config.model.placed
+    target, *drafts = models.values()
+    met, readout = _met(target), target.get_output_embeddings().weight.numel()
+    layer = (met - readout) // target.config.get_text_config().num_hidden_layers
+    size, decoding = Size(met, layer + readout, *map(_met, drafts)), config.evaluation.threads
+    given = config.model.target
+    if measure and given and _seconds_to_load(given) < LOADING:
+        quiet()
+        (loaded,) = load_models([given], *place)
+        prices, how = measured(loaded, decoding), "passes timed here"
+    else:
+        prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
+        how = "sizes, not measured"
+    work = works(config, size, {name: locate(s, config) for name, s in BY_NAME.items()})
+    return {name: minutes(work[name], prices) for name in to_do}, how
+
+
+def _met(model: Any) -> int:
+    """Count the parameters that a token meets: none of an input embedding of its own."""
+    tied = model.config.tie_word_embeddings
+    return model.num_parameters() - (0 if tied else model.get_input_embeddings().weight.numel())
+
+
+def _seconds_to_load(target: str) -> float:
+    """Estimate the seconds until a model is loaded: infinite where its files are not here."""
+    folder = place_of(target)
+    files = [*folder.glob("*.safetensors")] if folder else []
+    if not files:
+        return math.inf
+    started = time.monotonic()
+    with files[0].open("rb") as stream:
+        read = len(stream.read(PROBE))
+    per_byte = (time.monotonic() - started) / read + CHECKED
+    return sum(file.stat().st_size for file in files) * per_byte
+
+
+def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
+    """Print what a run needs and does, and read its data.
+
+    Raises UserError with all faults together, the given ones first.
+    """
+    faults = [*faults, *faults_of((check_config,), config)]
+    steps = (_print_sizes, partial(_print_data, whole=not faults), _print_stages)
+    first: dict[str, str] = {}
+    for fault in "\n".join([*faults, *faults_of(steps, config)]).splitlines():
+        first.setdefault(fault.partition(": ")[0], fault)  # of a model or file that is not there
+    if first:
+        raise UserError("\n".join(first.values()))
+
+
+def _print_sizes(config: Config) -> None:
+    """Print what models take, and what stages take at most.
+
+    Memory holds the models, and logits in training (four times) or the cache of sampled texts.
+    Traces are hidden states, scalars and labels of roots.
+    """
+    models, traces = pair_without_weights(config.model), config.traces
+    table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
+    contexts, memory, trained = [0], BASE, config.model.trained
+    rows = models["target"].get_output_embeddings().out_features
+    for role, model in models.items():
+        count, name = model.num_parameters(), model.name_or_path or "trained here"
+        size, text = model.dtype.itemsize, model.config.get_text_config()
+        given, memory = text.to_dict(), memory + 2 * count * size
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
+        if heads := given.get("num_attention_heads"):  # Mamba has none
+            keys = given.get("num_key_value_heads") or heads
+            keys *= given.get("head_dim") or text.hidden_size // heads
+            contexts.append(2 * text.num_hidden_layers * keys * size)
+            table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
+    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained.values())]
+    logits = 16 * rows * max(batch * length for batch, length in batches)
+    answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
+    answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
+    memory += max(logits, answers * max(contexts))
+    table.add_row("memory, at most about", decimal(memory))
+    if "draft" in models:
+        roots = sum(roots_of(traces))
+        target, draft = (model.get_output_embeddings().in_features for model in models.values())
+        samples = max(traces.samples, traces.validation_samples)
+        numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
+        size = decimal(roots * (2 * (target + 2 * draft) + 4 * numbers))
+        table.add_row("traces on disk", f"{size}, at most {roots:,} roots")
+    folder = Path(config.paths.checkpoints).absolute()
+    disk = next(path for path in (folder, *folder.parents) if path.exists())
+    table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
+    console.print(table)
+    _print_layer(config, models["target"].config.get_text_config().model_type)
+
+
+def _print_layer(config: Config, model_type: str) -> None:
+    """Print why vLLM could not serve the head, if a head is trained and it could not."""
+    layer = config.draft.layer
+    reason = not_for_vllm(family_named(model_type, layer))
+    if reason and "draft" in config.stages:
+        console.print(f"! draft.layer={layer}: {reason}")
+
+
+def _print_data(config: Config, whole: bool) -> None:
+    """Print how long the prompts are, and check that text and chat template can be read.
+
+    whole: read the prompts too, which are not faulty so far.
+    """
+    given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
+    if given and not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
+        console.print(
+            f"text and prompts: {', '.join(BUILT_IN[source] for source in given)}, which every"
+            " machine has. For yours give data=prompts.jsonl"
+        )
+    if not config.model.target:
+        console.print("prompts: their tokens are known once the tokenizer is trained")
+        return
+    tokenizer = shared_tokenizer(config.model)
+    check_template(config)
+    if not (whole and config.data.sets):
+        return
+    configs = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
+    context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
+    prompts = set_prompts(config, tokenizer, context)
+    longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
+    console.print(
+        f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
+        f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
+    )
+
+
+def _print_stages(config: Config) -> None:
+    """Print which stages are finished and to do, and what would stop them here."""
+    faults = faults_of((check_device,), config.model.device)
+    left, how = ({}, "") if faults else expected(config, measure=True)
+    for name, state in _states(config).items():
+        about = f", about {duration(60 * left[name])}" if name in left else ""
+        console.print(f"stage={name}: {state}{about}", soft_wrap=True)
+    if left:
+        total = duration(60 * sum(left.values()))
+        console.print(f"all together about {total} on this machine, by {how}")
+    if config.engine.name == "vllm":
+        here = importlib.util.find_spec("vllm") is not None
+        console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
+    for fault in faults:
+        console.print(f"On this machine the run would stop: {fault}")
+
+
+def _states(config: Config) -> dict[str, str]:
+    """Describe the state of each stage that is asked for."""
+    to_do = set[str]()
+    return {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
+
+
+def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
+    """Say whether a stage is finished, left out, or to do, and then add it to those `to_do`.
+
+    A stage is made again once one that it needs is.
+    """
+    folder = locate(stage, config)
+    if stage.name in OF_DRAFTER and config.drafter == "nobody":
+        return "skipped: nothing drafts (traces.drafter=nobody)"
+    if stage.name == "draft" and config.model.device_map:
+        return "skipped: no head is trained beside a target on several devices (model.device_map)"
+    again = config.force or not to_do.isdisjoint(stage.needs(config))
+    if again or not (folder / MANIFEST).exists():
+        to_do.add(stage.name)
+        return TO_DO
+    if other := changed(read_manifest(folder), plain(stage.settings(config))):
+        return f"finished with other settings ({told(other)}): give force=true, or leave them out"
+    return f"finished ({folder})"

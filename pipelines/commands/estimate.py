@@ -1,0 +1,191 @@
+"""Estimate how long the stages of a run take on this machine.
+
+Work is counted in passes of the target, those of smaller models by their share of its size. Times
+are work times prices, which are measured, or follow from sizes where loading would take long.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nde_talf.data.text.settings import ANSWERS, SELF
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.decoding.device import synchronised
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.draft_training.training.checkpoint import CHECKPOINT
+from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
+from nde_talf.pipelines.runs.threads import threads
+from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
+from nde_talf.pipelines.stages.pair import ANSWERED, answers_to_learn
+from nde_talf.selector.table_fit import PROBES
+
+ANSWER, QUESTION = 350, 45
+"""Tokens of an answer that nothing cuts, and of a self-made question."""
+TOGETHER = 32
+"""Texts that are sampled together: of a batch of 128 most end early."""
+LEVELS = 5
+"""Drafted levels of a tree."""
+EPOCH = 4e-5
+"""Seconds per root and epoch of a selector's training."""
+TEXTS = 3
+"""Texts per prompt and group of methods, with those that choose trees by timing."""
+
+
+class Size(NamedTuple):
+    """Parameters that a token meets in a target, in a draft head beside it, and in the draft."""
+
+    target: int
+    head: int
+    draft: int | None = None
+
+
+class Work(NamedTuple):
+    """Work of a stage; or the seconds that one unit of each takes.
+
+    row: tokens in long rows. step, tree: passes over one token after a text, over eight. seconds:
+    those that are the same with every model.
+    """
+
+    row: float = 0
+    step: float = 0
+    tree: float = 0
+    seconds: float = 0
+
+
+def minutes(work: Work, prices: Work) -> float:
+    """Multiply work by its prices."""
+    return sum(count * price for count, price in zip(work, prices, strict=True)) / 60
+
+
+def from_size(parameters: int, width: int, device: str, decoding: int) -> Work:
+    """Estimate a target's prices by how fast `device` multiplies.
+
+    width: bytes per parameter. decoding: threads of single steps.
+    """
+    matrix = torch.ones(2048, 2048, device=device)
+    share = parameters / matrix.numel()
+    row = share * _seconds(lambda: matrix[:128] @ matrix) / 128
+    with threads(decoding):
+        step = share * width / 4 * _seconds(lambda: matrix[:1] @ matrix)
+    return Work(row, step, step + 8 * row, 1)
+
+
+@torch.inference_mode()
+def measured(model: CausalModel, decoding: int) -> Work:
+    """Measure a target's prices. decoding: threads of single steps."""
+    text = [(model.vocab_size // 3 + at) % model.vocab_size for at in range(64)]
+    session = model.session()
+
+    def passed(nodes: int) -> Tensor:
+        return model.logits(session.grow(text[:nodes], [-1] * nodes))
+
+    def row() -> Tensor:
+        session.reset()
+        return model.logits(session.append(text))
+
+    whole = _seconds(row)
+    with threads(decoding):
+        step, tree = (_seconds(partial(passed, nodes)) for nodes in (1, 8))
+    return Work(whole / len(text), step, tree, 1)
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """Return the time of a second call: of this thread, where it works alone."""
+    device, alone = run().device, torch.get_num_threads() == 1
+    clock = synchronised(time.thread_time if alone else time.perf_counter, device)
+    started = clock()
+    run()
+    return clock() - started
+
+
+def roots_of(traces: TracesConfig) -> tuple[int, int]:
+    """Count the roots of both splits, at most: (train, validation)."""
+    counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
+    train, validation = (
+        len(traces.settings) * count * -(-traces.new_tokens // traces.distance(split))
+        for split, count in counts.items()
+    )
+    return train, validation
+
+
+def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Work]:
+    """Count what is left to do in every stage; what is in its folder already is not counted."""
+    head, drafter = size.head / size.target, size.head
+    if size.draft and config.drafter == "lm":
+        drafter = size.draft
+    share, latency, evaluation = drafter / size.target, config.latency, config.evaluation
+    rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
+    probes = 2 * len(PROBES) * rounds
+    groups = {*evaluation.methods} & {*(WITHOUT_DRAFT if config.drafter == "nobody" else METHODS)}
+    texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
+    texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
+    selector, roots = config.selector, sum(roots_of(config.traces))
+    epochs = selector.epochs * selector.folds * len(selector.verifiers)
+    return {
+        "pair": _pair(config, share, folders["pair"]),
+        "draft": _head(config, head, folders["draft"]),
+        "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
+        "traces": _traces(config.traces, share, folders["traces"]),
+        "selector": Work(seconds=5 + EPOCH * roots * epochs),
+        "evaluate": Work(0, texts * evaluation.new_tokens, 0, 5),
+    }
+
+
+def _left(folder: Path, count: int, size: int) -> int:
+    """Return how many of `count` texts, in shards of `size`, are not in a folder yet."""
+    return max(0, count - size * len([*folder.glob("*.parquet")]))
+
+
+def _pair(config: Config, share: float, folder: Path) -> Work:
+    data, model, size = config.data, config.model, config.engine.batch
+    rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
+    trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
+    texts = (data.answers or ANSWERED) // 4 if data.source in (ANSWERS, SELF) else 0
+    if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
+        texts += answers_to_learn(config)
+    tokens = _left(folder / "answers", texts, size) * data.answer_tokens
+    if data.source == SELF:
+        tokens += _left(folder / "questions", data.prompt_count, size) * QUESTION
+    return Work(trained + tokens, tokens / TOGETHER, 0, 10)
+
+
+def rows_of(config: Config) -> tuple[int, int]:
+    """Return rows and tokens of a row in a pass of a head's training."""
+    chats = config.data.source == SELF or config.dialogues.source
+    return config.draft.batch, config.dialogues.length if chats else config.model.length
+
+
+def _head(config: Config, share: float, folder: Path) -> Work:
+    draft, loss, dialogues = config.draft, config.draft.loss, config.dialogues
+    tokens, (batch, length), steps = 0, rows_of(config), draft.steps
+    if config.data.source == SELF or dialogues.regenerate:
+        texts = dialogues.count or config.data.self_made.count
+        tokens = _left(folder / "answers", texts, config.engine.batch)
+        tokens *= min(dialogues.new_tokens, ANSWER) + QUESTION
+    with suppress(OSError):
+        begun = torch.load(folder / "training" / CHECKPOINT, mmap=True, weights_only=True)
+        steps -= begun["global_step"]
+    trees = (1 - draft.chain_fraction) * min(draft.roots or length, length) * (loss.depth - 1)
+    more = trees / length * (loss.k if loss.target_trees else 1)
+    passes = 1 + more * loss.target_trees + 3 * share * (1 + more)
+    rows = 1.1 * steps * batch * draft.accumulate * length  # a tenth for held-out figures
+    return Work(rows * passes + tokens, tokens / TOGETHER)
+
+
+def _traces(traces: TracesConfig, share: float, folder: Path) -> Work:
+    train, validation = roots_of(traces)
+    trees = validation * (traces.validation_samples or traces.samples)
+    trees += train * traces.samples * (traces.labels == "trees")
+    prompts = traces.train_prompts + traces.validation_prompts
+    left = _left(folder, prompts, traces.shard_prompts) / prompts
+    tokens = left * prompts * len(traces.settings) * traces.new_tokens
+    # Each row is run by both models, and as much again is computed of its distributions.
+    rows = left * trees * super_tree_layout().inner * 2 * (1 + share)
+    return Work(rows + tokens, tokens / TOGETHER, 0, 10)

@@ -1,0 +1,188 @@
+"""Recommend an engine's settings from a run's traces and latency table, for `nde recommend`."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+from nde_talf.data.engines.vllm_speculation import Method, draft_method, head_method
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.bootstrap import shown, times
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.files import refuse_link, remove, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.evaluation.loops import TITLES
+from nde_talf.evaluation.recommendation import (
+    NONE,
+    Recommendation,
+    one_traffic,
+    recommend,
+    sglang_options,
+    vllm_config,
+)
+from nde_talf.pipelines.commands.recommend import STOPS, RecommendConfig
+from nde_talf.pipelines.config.schema import MEASURED, TABLE, table_file
+from nde_talf.pipelines.runs.finished import Run
+from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
+from nde_talf.pipelines.runs.run_models import pair_of
+from nde_talf.pipelines.stages.selector import roots_of
+from nde_talf.selector.prices import AGREE, LatencyTable
+
+FOLDER = "recommend"
+
+
+def recommend_from(config: RecommendConfig, run: Run) -> None:
+    """Print and write what a run's traces recommend.
+
+    Raises UserError where traces or a table are missing, damaged, or of another pair.
+    """
+    made = check_stage(run, "traces")["traces"]
+    names, rule = [config.setting] if config.setting else made["settings"], config.rejection
+    if missing := {*names} - {*made["settings"]}:
+        raise UserError(
+            f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
+            " or add it to traces.settings."
+        )
+    if made["draft_temperature"] == "raw":
+        console.print(
+            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
+            " it like the target"
+        )
+    table = _table(config, run, made["drafter"])
+    splits = roots_of(run.stage("traces"), made["verifiers"])
+    training, others = (one_traffic(roots, names) for roots in splits)
+    best = recommend(training, others, table, rule)
+    method = _method(run, made["drafter"])
+    choice = (method, best.lengths, rule, [SETTINGS[name] for name in names])
+    vllm, sglang = vllm_config(*choice), sglang_options(*choice)
+    figures = {
+        "settings": names,
+        "rejection": rule,
+        "table": config.table,
+        **asdict(best),
+        "vllm": vllm,
+        "sglang": sglang,
+    }
+    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
+    out = run.folders[0] / FOLDER
+    refuse_link(out)
+    lines = [
+        "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch"
+        " size."
+    ]
+    if vllm is None:
+        remove(out / "vllm.json")  # what an earlier command recommended
+    else:
+        write_json(out / "vllm.json", vllm)
+        serve, file = map(shlex.quote, (pair_of(run).where("target"), str(out / "vllm.json")))
+        lines = [
+            f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
+            f"SGLang: {' '.join(sglang)}",
+            end_of_drafting(best.lengths),
+        ]
+    write_json(out / "recommend.json", figures)
+    for line in (*lines, f"Figures: {out}/recommend.json"):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def end_of_drafting(lengths: Sequence[int]) -> str:
+    """Say from which batch size on plain decoding is best.
+
+    lengths: tokens to draft in batches of 1, 2, ...; 0: plain decoding. One of them is above 0.
+    """
+    last = max(count for count, length in enumerate(lengths, 1) if length)
+    if last == len(lengths):
+        return (
+            f"On training prompts drafting is faster in all batches up to {last}, the largest that"
+            " this latency table knows. Where an interval above is not all above 1, it may gain"
+            " nothing."
+        )
+    return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
+
+
+def _method(run: Run, drafter: str) -> Method:
+    """Return how an engine drafts one token with the run's draft."""
+    if drafter == "head":
+        return head_method(str((run.stage("draft") / "export").resolve()), 1)
+    draft = pair_of(run).where("draft")
+    return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
+
+
+def _advice(run: Run, stage: str) -> str:
+    if run.shipped:
+        return "make a run: nde run."
+    if pair_of(run).has_draft or (run.stage("draft") / "export").is_dir():
+        return f"run stage={stage}."
+    return (
+        "the run has neither a draft model nor a head: stage=draft trains a head, and"
+        " model.draft=distil a draft model."
+    )
+
+
+def check_stage(run: Run, stage: str) -> dict:
+    """Return the settings that a stage was made with.
+
+    Raises UserError if it is not there, damaged, or made from other stages than the run's.
+    """
+    folder = run.stage(stage)
+    if not (folder / MANIFEST).exists():
+        raise UserError(
+            f"{folder}: stage={stage} is not finished, and recommend reads it; "
+            + _advice(run, stage)
+        )
+    manifest = read_manifest(folder)
+    check_files(folder, manifest, stage)
+    for name, used in manifest["inputs"].items():
+        source = run.stage(name)
+        if (source / MANIFEST).exists() and identity(read_manifest(source)) != used:
+            raise UserError(
+                f"{folder}: it is of another {name} than {source}; make it again with"
+                f" stage={stage} force=true."
+            )
+    return manifest["settings"]
+
+
+def _table(config: RecommendConfig, run: Run, drafter: str) -> LatencyTable:
+    """The prices. Raises UserError for a table of another drafter or of models of other sizes."""
+    measured = run.stage("latency") / TABLE
+    if config.table == MEASURED:
+        timed = check_stage(run, "latency")["drafter"]
+        if timed != drafter:
+            raise UserError(
+                f"{measured.parent}: it has prices of traces.drafter={timed}, and the traces are of"
+                f" drafter={drafter}; run the other stage too."
+            )
+    table = LatencyTable.load(table_file(config.table, measured.parent, "table"))
+    if config.table == MEASURED and table.disagreement > AGREE:
+        console.print(
+            f"! {measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
+            " nothing else runs"
+        )
+    sizes = LatencyTable.load(measured).models if measured.exists() else {}
+    if table.models and sizes and sizes != table.models:
+        raise UserError(
+            f"table={config.table}: its models have the sizes {table.models}, and this run's"
+            f" {sizes}. Give a table of this pair, or leave table out."
+        )
+    return table
+
+
+def _shown(title: str, best: Recommendation) -> Table:
+    """Tabulate the figures of held-out roots."""
+    columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
+    table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
+    shapes = {
+        f"batch of {count}: {shape.tree.depth or 'no'} drafted": shape
+        for count, shape in best.paths.items()
+    }
+    shapes |= {
+        f"{TITLES[name]}: {tuple(shape.tree) if shape.tree != NONE else 'plain'}": shape
+        for name, shape in best.trees.items()
+    }
+    for name, shape in shapes.items():
+        speed, gain = shown(shape.tokens_per_second, 0), times(shape.speedup)
+        table.add_row(name, f"{shape.block_efficiency:.2f}", speed, gain)
+    return table

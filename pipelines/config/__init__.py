@@ -1,0 +1,1 @@
+"""Configuration: keys, defaults, checks, and the command line that sets them."""

@@ -1,0 +1,273 @@
+"""Checks before any work starts, of what depends on several groups of settings or on this machine.
+
+Each settings dataclass checks its own values when it is made. `check_config` adds what crosses them
+and imports no torch; `machine_checks` looks at the device, the latency tables and the login.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.rows import json_rows
+from nde_talf.data.text.settings import (
+    ANSWERS,
+    BUILT_IN,
+    FILE_FORMATS,
+    SELF,
+    STANDARD_LIBRARY,
+    DataConfig,
+    is_hub_name,
+)
+from nde_talf.data.text.shipped import is_shipped
+from nde_talf.data.traces.settings import GREEDY
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.foreign import lacks
+from nde_talf.decoding.common.settings import validated
+from nde_talf.decoding.gguf import SUFFIX
+from nde_talf.pipelines.config.command_line import CONFIGS
+from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
+from nde_talf.pipelines.runs.finished import finished, meant
+
+
+def check_config(config: Config, others: Sequence[str] = ()) -> None:
+    """Raise UserError with every fault of settings that cannot work, and the `others` known."""
+    validated(asdict(config), Config)  # it may have been changed since it was made
+    parts = (
+        _lengths,
+        _stages,
+        _drafter,
+        _files,
+        _ignored,
+        _installed,
+        _models,
+        _folders,
+        _counts,
+        _texts,
+    )
+    if faults := [*others, *(fault for part in parts for fault in part(config))]:
+        raise UserError("\n".join(faults))
+
+
+def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[str]:
+    """Call all of `works`; return what their errors say."""
+    faults = []
+    for work in works:
+        try:
+            work(*arguments)
+        except UserError as error:
+            faults.append(str(error))
+    return faults
+
+
+def names_on_hub(config: Config) -> list[str]:
+    """List models and text that may be on the hub: neither built in nor a data file."""
+    given = (source for _, source, _ in sources(config) if source not in BUILT_IN)
+    found = [source for source in given if source and Path(source).suffix not in FILE_FORMATS]
+    return [*config.model.given.values(), *found]
+
+
+def _stages(config: Config) -> Iterator[str]:
+    """Find stages and settings that lack what they need of each other."""
+    selector, traces = config.selector, config.traces
+    for name in config.evaluation.settings:
+        if name not in traces.settings and name != GREEDY:
+            yield (
+                f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
+                f" traces.settings={traces.settings} and {GREEDY}, greedy decoding."
+            )
+    for name in selector.verifiers:
+        if name not in traces.verifiers:
+            yield (
+                f"selector.verifiers: {name} has no labels; add it to"
+                f" traces.verifiers={traces.verifiers}."
+            )
+    if selector.folds > traces.train_prompts:
+        yield (
+            f"selector.folds={selector.folds}: there are"
+            f" traces.train_prompts={traces.train_prompts} to hold out in turn;"
+            " raise them or lower selector.folds."
+        )
+
+
+def _drafter(config: Config) -> Iterator[str]:
+    """Find what does not fit the drafter of the trees that are traced."""
+    traces = config.traces
+    if traces.drafter == "lm" and not config.model.has_draft:
+        yield (
+            "traces.drafter=lm: there is no draft model. Leave the key out, and the head drafts, or"
+            " give a draft model (model.draft=FOLDER_OR_HUB_NAME, or model.draft=distil)."
+        )
+    if traces.labels == "text" and config.drafter == "head":
+        yield (
+            "traces.labels=text: such labels are for a draft model, and here the head drafts. Leave"
+            " the key out, or give traces.labels=trees."
+        )
+    if config.stage in OF_DRAFTER and config.drafter == "nobody":
+        yield (
+            f"stage={config.stage}: nothing drafts (traces.drafter=nobody, or model.device_map with"
+            " no draft model). Leave the key out, or give model.draft."
+        )
+
+
+def _counts(config: Config) -> Iterator[str]:
+    """Find more prompts asked for than there are."""
+    traces, evaluation, data = config.traces, config.evaluation, config.data
+    if evaluation.calibration_prompts > traces.validation_prompts:
+        yield (
+            f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
+            " the traces' validation split, which has"
+            f" traces.validation_prompts={traces.validation_prompts}."
+        )
+    count = traces.train_prompts + traces.validation_prompts
+    left = data.prompt_count - data.test_prompts
+    if evaluation.most_prompts > data.test_prompts or count > left:
+        yield (
+            f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
+            f" evaluation (data.test_fraction) and {left} for traces; asked for are"
+            f" evaluation.prompts={evaluation.most_prompts} and {count} of traces. Raise"
+            " data.prompt_count or ask for fewer."
+        )
+
+
+def _lengths(config: Config) -> Iterator[str]:
+    """Find texts that the context of a model that is trained here cannot hold."""
+    model, data = config.model, config.data
+    prompt = 0 if data.sets else data.prompt_tokens[1]
+    asked = {
+        "model.length": model.length,
+        "latency.contexts": max(config.latency.contexts),
+        "data.prompt_tokens with traces.new_tokens": prompt + config.traces.new_tokens,
+        "data.prompt_tokens with evaluation.new_tokens": prompt + config.evaluation.new_tokens,
+    }
+    for role, trained in model.trained.items():
+        for key, tokens in asked.items():
+            if tokens > trained.max_length:
+                yield (
+                    f"{key}: {tokens} tokens do not fit model.{role}_lm.max_length="
+                    f"{trained.max_length}: lower them, or raise that."
+                )
+
+
+def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
+    """List the groups of keys that name a file or a hub dataset, with its source and template."""
+    data = config.data
+    if not data.mix and data.source not in (ANSWERS, SELF):
+        yield "data", data.source, None
+    for name, corpus in data.mix.items():
+        yield f"data.mix.{name}", corpus.source, corpus.template
+    for name, entry in data.sets.items():
+        if not entry.parts:
+            yield f"data.sets.{name}", entry.source, entry.template
+        for i, part in enumerate(entry.parts):
+            yield f"data.sets.{name}.parts[{i}]", part.source, part.template
+    if config.dialogues.source is not None:
+        yield "dialogues", config.dialogues.source, None
+
+
+def _texts(config: Config) -> Iterator[str]:
+    """Find templates that are none, and latency tables that are not there."""
+    templates = {f"{key}.template": template for key, _, template in sources(config)}
+    templates["dialogues.user"] = config.dialogues.user
+    templates["dialogues.assistant"] = config.dialogues.assistant
+    yield from faults_of(
+        [
+            *(RowTemplate(text or "", "", key).check for key, text in templates.items()),
+            *(partial(table_file, name, Path()) for name in config.selector.tables),
+        ]
+    )
+
+
+def _files(config: Config) -> Iterator[str]:
+    """Find files that are not given, not there, or have bad rows that are not to be left out."""
+    for key, source, _ in sources(config):
+        if not source:
+            example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
+            yield (
+                f"{key}.source is not given: set {key}.source={example} (or .txt, .parquet, or the"
+                " name of a hub dataset)."
+            )
+            continue
+        path = Path(os.path.expanduser(source))
+        kind, there = FILE_FORMATS.get(path.suffix), path.is_file()
+        if kind and not there and "://" not in source:
+            yield (
+                f"{key}.source={source}: there is no such file (relative paths start at the working"
+                " folder)."
+            )
+        elif there and kind == "json" and config.data.strict and (fault := json_rows(path).fault):
+            yield f"{key}.source={source}: {fault}. Mend it, or leave out data.strict."
+
+
+def _ignored(config: Config) -> Iterator[str]:
+    """Find a corpus that would not be read, as text ships with the shipped pair, or by nobody."""
+    if config.data.source == SELF and not config.model.target:
+        yield f"data={SELF}: a target writes it; give model.target=FOLDER_OR_HUB_NAME."
+    data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
+    usual: Any = OmegaConf.to_container(preset)
+    other = (
+        data.mix != DataConfig(**usual).mix
+        if data.mix
+        else data.source not in (STANDARD_LIBRARY, ANSWERS, SELF)
+    )
+    if is_shipped(config.model.target) and other and not data.sets:
+        key = "data.mix" if data.mix else f"data.source={data.source}"
+        yield (
+            f"{key}: the shipped pair reads the text that ships with it. Train a small pair on"
+            " yours with model=tiny3, or give another model.target."
+        )
+
+
+def _installed(config: Config) -> Iterator[str]:
+    """Find engines whose package is not installed; a dry run answers for another machine."""
+    engine = config.engine
+    if config.dry_run:
+        return
+    if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield (
+            "engine.name=vllm: vLLM is not installed. Install it (docs/traces.md), or use"
+            " engine.name=transformers."
+        )
+    if engine.workers > 1 and importlib.util.find_spec("ray") is None:
+        yield (
+            f"engine.workers={engine.workers} needs Ray: pip install -e '.[ray]', or set"
+            " engine.workers=1."
+        )
+
+
+def _models(config: Config) -> Iterator[str]:
+    """Find models and heads that are no folder nor, for a model, a GGUF file or a hub name."""
+    folders = {f"model.{role}": name for role, name in config.model.given.items()}
+    if config.draft.warm_start:
+        folders["draft.warm_start"] = config.draft.warm_start
+    for key, folder in folders.items():
+        path, model = Path(folder), key != "draft.warm_start"
+        gguf = model and path.suffix == SUFFIX
+        on_hub = model and not gguf and is_hub_name(folder)
+        if path.is_dir() or (gguf and path.is_file()) or (on_hub and not path.exists()):
+            continue
+        fault = "it is a file" if path.exists() else f"there is no such {'file' * gguf or 'folder'}"
+        yield (
+            f"{key}={folder}: {lacks(path) or fault}. Give a folder, or for a model a GGUF file or"
+            " a hub name (NAME or ORG/NAME)."
+        )
+
+
+def _folders(config: Config) -> Iterator[str]:
+    """Find a base that is no run, and a folder of runs that cannot be written to."""
+    runs = Path(config.paths.checkpoints).absolute()
+    if config.base and config.base not in finished(runs):
+        yield (
+            f"base={config.base}: there is no run of that name with a finished stage in"
+            f" {runs.resolve()}.{meant('base', config.base, runs)}"
+        )
+    there = next(path for path in (runs, *runs.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written to" if there.is_dir() else "is not a folder"
+        yield f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."

@@ -1,0 +1,92 @@
+"""One's own data by one key, such as `data=prompts.jsonl`, and what the file will bear.
+
+`in_full` writes the word out before Hydra reads it; it is the one exception to leaving the command
+line to Hydra. `fit` has the file read, by `own_files`.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from nde_talf.data.text.settings import FILE_FORMATS, PromptSet, is_hub_name
+from nde_talf.data.text.shipped import is_shipped
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.settings import local
+from nde_talf.pipelines.commands.work import work_of
+from nde_talf.pipelines.config.checks import faults_of
+from nde_talf.pipelines.config.command_line import presets, quoted, unquoted
+from nde_talf.pipelines.config.schema import Config
+
+WORDS = {"data": "data.sets.file.source", "dialogues": "dialogues.source"}
+"""Groups that take a file in place of a preset, with the key that it is written out to."""
+TEXTS = ("data.source", "data.sets", "data.mix")
+"""Keys that give text or prompts."""
+
+
+def in_full(arguments: Sequence[str]) -> Iterator[str]:
+    """Write out arguments such as `data=prompts.jsonl`; presets win over a file of their name."""
+    for each in arguments:
+        group, _, given = each.partition("=")
+        value = unquoted(given)
+        preset = group in WORDS and value in presets(group)
+        if preset and Path(value).exists():
+            console.print(f"! {each} is the preset; the file is {group}=./{value}")
+        if group in WORDS and not preset and _is_source(value):
+            yield f"{group}=file"
+            yield quoted(WORDS[group], local(value))
+        else:
+            yield each
+
+
+def without_data(arguments: Sequence[str]) -> bool:
+    """Tell whether arguments give a target, and no text or prompts."""
+    given = dict(each.lstrip("+~").partition("=")[::2] for each in arguments)
+    target = given.get("model.target", "null").strip("'\"")
+    texts = any(key == "data" or key.startswith(TEXTS) for key in given)
+    return target != "null" and not is_shipped(target) and not texts and not given.get("model")
+
+
+def _is_source(value: str) -> bool:
+    """Tell a path or ORG/NAME from a list of presets, and from one that is spelt wrong."""
+    if not value or value[0] in "[{'\"":
+        return False
+    on_hub = "/" in value and is_hub_name(value.partition(":")[0])
+    path = Path(local(value))
+    return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
+
+
+def fit(config: Config) -> list[str]:
+    """Recognise the columns of own files, and let counts and splits in `config` follow their sizes.
+
+    Returns what is wrong with the files: they cannot be read, are ambiguous, or have too few rows.
+    """
+    prompts, dialogues = _own_prompts(config), _own_dialogues(config)
+    if not prompts and not dialogues:
+        return []
+    files = work_of("own_files")
+    works = [partial(files.fit_prompts, sets=prompts)] * bool(prompts)
+    return faults_of(works + [files.fit_dialogues] * dialogues, config)
+
+
+def _own_prompts(config: Config) -> dict[str, PromptSet]:
+    """Return the sets of prompts whose columns are to be recognised, by name."""
+    return {
+        name: entry
+        for name, entry in config.data.sets.items()
+        if (entry.template is None or name == "file") and _readable(entry.source)
+    }
+
+
+def _own_dialogues(config: Config) -> bool:
+    """Tell whether the layout of dialogues is to be recognised: a hub's preset names its turns."""
+    own, read = config.dialogues, config.stage in ("all", "draft")
+    preset = own.column or own.user
+    known = preset and not Path(str(own.source)).exists()
+    return read and _readable(own.source) and not known
+
+
+def _readable(source: str | None) -> bool:
+    """Tell whether there is a source to read; a file that is missing is told by another check."""
+    if not source:
+        return False
+    return Path(source).suffix not in FILE_FORMATS or Path(source).exists()

@@ -1,0 +1,1 @@
+"""Folders of runs: locks, manifests, records, and decoders made from finished runs."""

@@ -1,0 +1,217 @@
+"""Dialogues for stage draft: read, masked, split and packed into rows.
+
+Answers are regenerated first if that is asked for.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from datasets import Dataset
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
+from nde_talf.data.dialogues.read import Dialogue, read_dialogues
+from nde_talf.data.dialogues.regenerate import regenerate
+from nde_talf.data.dialogues.self_made import user_turn
+from nde_talf.data.dialogues.settings import KEY
+from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
+from nde_talf.data.engines.transformers import Engine, TransformersEngine
+from nde_talf.data.engines.vllm import VLLMEngine
+from nde_talf.data.text.conversation import UNUSED, USER, question_keys, told
+from nde_talf.data.text.corpus import short_hash, split_documents
+from nde_talf.data.text.pair import Pair
+from nde_talf.data.text.settings import SELF
+from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console, track
+from nde_talf.pipelines.config.own_files import framed, shortened, show
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.stages.answers import SelfMade, and_skipped, shards_of
+from nde_talf.pipelines.stages.pair import SHOWN, TURN, answers_type
+from nde_talf.pipelines.stages.traces import chosen_engine
+
+SEED = 7919
+"""Added to the run's seed for the questions to learn from: prompts have others."""
+
+
+def with_self_made(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
+    """Return `config` with dialogues that the target makes itself, where data=self asks for them.
+
+    A target without a chat template makes text and no dialogues.
+    """
+    own = config.dialogues
+    chat = own.chat_template or tokenizer.chat_template
+    if chat and not own.source and config.data.source == SELF:
+        return replace(config, dialogues=replace(own, source=SELF, regenerate=True))
+    return config
+
+
+def dialogue_rows(
+    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase, room: int
+) -> tuple[TokenRows, TokenRows]:
+    """(train, held out): the dialogues of `config.dialogues` as rows of at most `room` tokens.
+
+    A dialogue with all its turns is on one side.
+
+    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`, and so do
+    the questions that it asks itself with dialogues.source=self; an interrupted run goes on from
+    them.
+
+    Raises:
+        UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
+            from.
+    """
+    settings = replace(config.dialogues, length=min(config.dialogues.length, room))
+    if settings.length < config.dialogues.length:
+        console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
+    encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
+    engine = cache(lambda: _engine(config, Pair(folders["pair"])))
+    dialogues = _questions(config, folders, encoder, lambda: engine()[0])
+    named = Dataset.from_dict({"name": [one.name for one in dialogues]})
+    sides = split_documents(named, settings.held_out, config.seed)
+    if settings.regenerate:
+        dialogues = _regenerated(config, folders, encoder, dialogues, engine)
+    if settings.source == SELF:
+        said = ("\n".join(each["content"] for each in one.messages) for one in dialogues[:SHOWN])
+        show("dialogues of the target with itself", [*said])
+    encoded = {}
+    for title, side in zip(("train", "held out"), sides, strict=True):
+        names = {*side["name"]}
+        documents, skipped = encode_dialogues(encoder, (d for d in dialogues if d.name in names))
+        usable = f"{len(documents)} documents{and_skipped(skipped)}"
+        if not documents:
+            raise UserError(f"{KEY}.source={settings.source}: to {title} there are {usable}.")
+        console.print(f"{title}: {usable}")
+        encoded[title] = documents
+    _show_first(encoder, encoded["train"][0])
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    pad = next(token for token in ends if token is not None)
+    train, held_out = (
+        _packed(title, documents, settings.length, pad) for title, documents in encoded.items()
+    )
+    return train, held_out
+
+
+def _packed(title: str, documents: list[Document], length: int, pad: int) -> TokenRows:
+    rows = pack_documents(documents, length, pad)
+    console.print(
+        f"{title}: {len(rows)} rows of {length}, {int(rows.loss.sum()):,} tokens that count,"
+        f" {rows.padding:.1%} padding,"
+        f" {sum(len(document.tokens) > length for document in documents)} documents cut"
+    )
+    return rows
+
+
+def _questions(
+    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
+) -> list[Dialogue]:
+    """Read the dialogues, or let the target ask them; none asks what a test prompt asks."""
+    own, skipped = config.dialogues, Counter[str]()
+    if own.source == SELF:
+        dialogues = _self_made(config, folders, encoder, engine)
+    else:
+        dialogues, skipped = read_dialogues(own, config.seed)
+    prompts = Pair(folders["pair"]).every_prompt()
+    tests = {prompt.question for prompt in prompts if prompt.split == "test"}
+    kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
+    skipped["that a test prompt asks"] = len(dialogues) - len(kept)
+    console.print(f"{own.source}: {len(kept)} dialogues{and_skipped(+skipped)}")
+    return kept
+
+
+def _self_made(
+    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
+) -> list[Dialogue]:
+    """Let the target ask questions, none of them much like one that is traced or decoded."""
+    made, opening = config.data.self_made, user_turn(encoder)
+    before, after = encoder.around_user()
+    held_out = (
+        prompt.text.removeprefix(before).removesuffix(after)
+        for prompt in Pair(folders["pair"]).every_prompt()
+    )
+    store = TraceStore(folders["draft"] / "questions", "questions")
+    most, seed, size = made.tokens or TURN, config.seed + SEED, config.engine.batch
+    own = SelfMade(store, engine, encoder.tokenizer, opening, made.setting, most, size, seed)
+    texts = own.texts(made.count, held_out)
+    return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
+
+
+def _regenerated(
+    config: Config,
+    folders: dict[str, Path],
+    encoder: ChatEncoder,
+    dialogues: list[Dialogue],
+    opened: Callable[[], tuple[Engine, int]],
+) -> list[Dialogue]:
+    """Return the dialogues that the target answered, with its answers, written shard by shard.
+
+    Shards that are there already are used. Raises UserError if there are no answers.
+    """
+    own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
+    shards = shards_of(store, dialogues, config.engine.batch)
+    if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
+        engine, longest = opened()
+        finished = len(shards) - len(todo)
+        for seed, name in track(todo, "answers", len(shards), "shard", finished):
+            made = regenerate(
+                engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
+            )
+            if name == todo[0][1]:
+                _check_ends(made, own.new_tokens)
+            store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
+        engine.close()
+        store.finish()
+    rows = (row for name in shards for row in store.lists(name)["answers"])
+    given = [Dialogue(**json.loads(row)) for row in rows]
+    if not given:
+        raise UserError(
+            f"{KEY}.regenerate: the target answered none of {len(dialogues)} dialogues. Are the"
+            f" questions longer than {KEY}.length less {KEY}.new_tokens, or is this the chat"
+            " template of another model?"
+        )
+    console.print(
+        f"the target answered {len(given)} of {len(dialogues)} dialogues;"
+        f" {sum(one.cut for one in given)} end with an answer cut at"
+        f" {own.new_tokens} tokens"
+    )
+    return given
+
+
+def _check_ends(made: list[Dialogue], most: int) -> None:
+    """Say so where none of the first answers ended."""
+    if made and all(one.cut for one in made):
+        console.print(
+            f"! none of the first {len(made)} answers ended within {most} tokens: is this the"
+            f" model's chat template, and {KEY}.new_tokens enough?"
+        )
+
+
+def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
+    """Return the engine that samples from the target, and the longest sequence it is asked for."""
+    length, model = config.dialogues.length, config.model
+    engine, dtype = chosen_engine(config.engine, model, length), answers_type(config)
+    longest = min(length, engine.max_length or length)
+    if engine.name == "vllm":
+        return VLLMEngine(pair.where("target"), dtype, engine), longest
+    target = pair.target(model.device, dtype, *model.placed[2:])
+    return TransformersEngine(target, engine.batch), min(length, target.max_context)
+
+
+def _show_first(encoder: ChatEncoder, document: Document) -> None:
+    """Print a document; what counts is green and in brackets, and the rest dim."""
+    text = Text()
+    for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
+        part = shortened(encoder.decode([token for token, _ in run]))
+        marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
+        text.append(marked, style)
+    if encoder.unused:
+        lines = told(Counter({(UNUSED, name): number for name, number in encoder.unused.items()}))
+        text.append("\n─\n" + "\n".join(lines))
+    framed("first dialogue: what counts stands in ⟦ ⟧", text)

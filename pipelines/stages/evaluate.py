@@ -1,0 +1,376 @@
+"""Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markdown import Markdown
+
+from nde_talf.data.text.pair import Pair, check_prompts
+from nde_talf.data.text.prompts import Prompt
+from nde_talf.data.text.templates import load_tokenizer
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.errors import Advice
+from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
+from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
+from nde_talf.evaluation.environment import conditions, environment
+from nde_talf.evaluation.loops import Speculative
+from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
+from nde_talf.evaluation.report import write_report
+from nde_talf.evaluation.report_data import ReportData
+from nde_talf.evaluation.sample_text import coloured
+from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.tuning import Tuner
+from nde_talf.pipelines.config.policies import default_verifier, make_policy
+from nde_talf.pipelines.config.schema import (
+    OF_DRAFTER,
+    TABLE,
+    WITHOUT_DRAFT,
+    Config,
+    EvaluationConfig,
+)
+from nde_talf.pipelines.runs.manifest import MANIFEST
+from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
+from nde_talf.pipelines.runs.threads import threads
+from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
+from nde_talf.pipelines.stages.selector import roots_of
+from nde_talf.pipelines.stages.stage import Stage
+from nde_talf.selector.network import Selector
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.roots import Roots
+
+MACHINES = "machines.json"
+TITLES = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
+FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
+# Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
+MIN_PAIR_SECONDS = 600
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return the settings that the stage's result depends on."""
+    chosen, asked = asdict(config.evaluation), {*config.evaluation.methods}
+    for group in {"policies", "ngram"} - asked:
+        del chosen[group]
+    traces, nobody = config.traces, config.drafter == "nobody"  # then they are no stage of the run
+    alone = {"tuned": [traces.train_prompts, traces.draft_temperature]} if nobody else {}
+    return {
+        **timed_on(config),
+        **alone,
+        "evaluation": chosen,
+        "selectors": config.selector.verifiers,
+        "seed": config.seed,
+    }
+
+
+def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    """Decode with every method, and write the report; return the figures for the manifest."""
+    evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
+    models = load_drafted(config, folders)
+    prompts, tuning, fixed = _prompts(config, pair, models)
+    made = _benches(config, folders, models, tuning, fixed)
+    for notice in _notices(config, next(iter(made.values())).assists):
+        console.print(notice)
+    plans = {}
+    records, seed = folder / "records.jsonl", config.seed + evaluation.seed
+    _note_machine(config, folder)
+    blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
+    with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
+        for name, bench in made.items():
+            setting = SETTINGS[name]
+            console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
+            plan = plans[str(setting)] = plan_methods(bench, _groups(config))
+            roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
+            write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
+            if len(plans) == 1:
+                blocks = blocks[: _affordable(config, folders, len(plan.methods))]
+            run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
+        data = report_data(config, folders, list(read_records(records)), plans)
+        data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
+        if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
+            data.sample["trained_here"] = True
+        write_report(data, folder)
+        _log(tracker, data)
+        tracker.report(folder)
+    return {
+        setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
+    }
+
+
+def _log(tracker: Tracker, data: ReportData) -> None:
+    """Log the tables of the report."""
+    for name, rows in data.tables.items():
+        for row in rows:
+            figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
+            figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
+            tracker.log({f"{name}/{row.method}": figures})
+
+
+def _note_machine(config: Config, folder: Path) -> list[str]:
+    """Add this machine and code to those that a resumed evaluation began on, and return them."""
+    path, here = folder / MACHINES, environment(*_machine(config))
+    known = read_json(path, list[str]) if path.exists() else []
+    if (now := f"{here['conditions']}, torch {here['torch']}, {here['code']}") not in known:
+        write_json(path, known := [*known, now])
+        if known[1:]:
+            console.print(f"! resumed on another machine or version: {'; '.join(known)}")
+    return known
+
+
+def _machine(config: Config) -> tuple[str, str, int]:
+    timed, threads = timed_on(config), config.evaluation.threads
+    kind = " and a draft in ".join(timed[key] for key in ("dtype", "draft_dtype") if key in timed)
+    return config.model.device, kind, threads or torch.get_num_threads()
+
+
+def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
+    """Return how many prompts to decode: those asked for, or what a slow machine has time for."""
+    evaluation, most = config.evaluation, config.evaluation.most_prompts
+    if evaluation.prompts or config.drafter == "nobody":
+        return most
+    table = LatencyTable.load(folders["latency"] / TABLE)
+    generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
+    token = float(table.plain(torch.tensor(table.contexts[:1])))
+    seconds = generations * evaluation.new_tokens * token
+    count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
+    if count < most:
+        console.print(
+            f"· {count} of {most} prompts, which decode in about {DECODING_SECONDS / 60:.0f}"
+            f" minutes here; evaluation.prompts={most}: all of them"
+        )
+    return count
+
+
+def _prompts(
+    config: Config, pair: Pair, models: Sequence[Any]
+) -> tuple[list[Prompt], list[Prompt], StaticShapes | None]:
+    """Return the prompts to decode, those to tune on, and the shapes that hold them all.
+
+    Raises UserError for one that does not fit a model.
+    """
+    evaluation, traced = config.evaluation, config.traces.train_prompts
+    prompts = pair.prompts("test", evaluation.most_prompts, "evaluation.prompts")
+    count = traced + evaluation.calibration_prompts
+    tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
+    room, every = evaluation.new_tokens + MARGIN, prompts + tuning
+    check_prompts(every, models[0], room, min(model.max_context for model in models if model))
+    longest = max(len(prompt.tokens) for prompt in every)
+    return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
+
+
+def _benches(
+    config: Config,
+    folders: dict[str, Path],
+    models: tuple[CausalModel, CausalModel | None],
+    tuning: list[Prompt],
+    fixed: StaticShapes | None,
+) -> dict[str, Bench]:
+    """Make the parts of the methods of every sampling setting, by the setting's name."""
+    evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
+    texts, drawn = [prompt.tokens for prompt in tuning], _draft_setting(config)
+    roots, table = _labels_and_prices(config, folders) if draft else (None, None)
+    head = _beside(config, folders, target, fixed)
+    parts_by_setting = {}
+    for title in evaluation.settings:
+        setting = SETTINGS[title]
+        tuned = folders["evaluate"] / f"tuned-{title}.json"
+        bench = parts_by_setting[title] = Bench(
+            target=target,
+            draft=draft,
+            setting=setting,
+            tune=Tuner(tuned, evaluation.new_tokens, texts),
+            labels=StaticTrees.of(roots, table, setting),
+            draft_setting=drawn,
+            policy_setting=evaluation.draft_temperature,
+            fixed=fixed,
+            tuned="tuned" in groups and draft is not None,
+            rules=config.selector.verifiers,
+            ngram=evaluation.ngram,
+            head=head,
+            kinds=[prompt.kind for prompt in tuning],
+        )
+        if "selector" in groups and bench.labels:
+            names = config.selector.verifiers if setting.temperature else [bench.main]
+            exports = folders["selector"] / "export"
+            bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
+        if "policies" in groups:
+            bench.policies = dict(_policies(evaluation, setting.temperature))
+    return parts_by_setting
+
+
+def _beside(
+    config: Config, folders: dict[str, Path], target: CausalModel, fixed: StaticShapes | None
+) -> Drafter | None:
+    """Load the head that is decoded beside a draft model, or where nothing is traced."""
+    if config.drafter == "head" or "head" not in _groups(config):
+        return None
+    return load_head_draft(folders["draft"] / "export", target).drafter(fixed)
+
+
+def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:
+    """Load the roots to learn from and the latency table, by which static trees are chosen."""
+    with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
+        roots, _ = roots_of(folders["traces"], config.traces.verifiers)
+    return roots, LatencyTable.load(folders["latency"] / TABLE)
+
+
+def _draft_setting(config: Config) -> SamplingSetting | str:
+    """Return the warp of the draft; where none is asked for, an unwarped draft stays as traced."""
+    asked, traced = config.evaluation.draft_temperature, config.traces.draft_temperature
+    return read_draft_temperature(traced if (asked, traced) == (AUTO, "raw") else asked)
+
+
+def _policies(
+    evaluation: EvaluationConfig, temperature: float
+) -> Iterator[tuple[str, tuple[TreePolicy, str]]]:
+    """List the policies by their titles in tables, such as "SALF (nodes=32)", with their rules."""
+    for name, options in evaluation.policies.items():
+        title = TITLES.get(name, name.replace("_", " ").capitalize())
+        if options:
+            title += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
+        yield title, (make_policy(name, options), default_verifier(name, temperature))
+
+
+def _without_labels(config: Config) -> str:
+    """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
+    names = {*config.evaluation.settings} - {*config.traces.settings}
+    groups = _groups(config)
+    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in groups]
+    if "selector" in groups:
+        missing.append(f"the static tree of {config.selector.verifiers[0]} chosen by timing")
+    return f"{', '.join(names)} not traced, so {', '.join(missing)} there" * bool(names and missing)
+
+
+def _groups(config: Config) -> set[str]:
+    """Return the groups of methods that are compared with plain decoding.
+
+    Example: of selector, assisted and ngram, a run whose head drafts compares selector and ngram.
+    """
+    groups = {*config.evaluation.methods}
+    if config.drafter == "nobody":
+        return groups & {*WITHOUT_DRAFT}
+    return groups - {"assisted"} if config.drafter == "head" else groups
+
+
+def _notices(config: Config, assists: bool) -> Iterator[str]:
+    """Name what was asked for and is left out, or is worse than it could be."""
+    groups, labelled = _groups(config), config.traces.draft_temperature
+    asked = config.evaluation.draft_temperature
+    if asked not in (AUTO, labelled) and {"selector", "rules", "baselines"} & groups:
+        yield (
+            f"! evaluation.draft_temperature={asked}, but the labels that choose trees were made"
+            f" with traces.draft_temperature={labelled}: these trees may be poor ones. The text"
+            " stays lossless."
+        )
+    if left_out := {*config.evaluation.methods} - groups:
+        yield f"· no {', '.join(sorted(left_out))}: no draft model drafts here"
+    if "assisted" in groups and not assists:
+        yield (
+            "· no assisted: the output layers of target and draft have different numbers of rows,"
+            " which transformers' assisted generation takes for different tokenizers"
+        )
+    if note := _without_labels(config):
+        yield f"! {note}: add them to traces.settings for labels."
+
+
+def show(folder: Path) -> None:
+    """Print the results of a finished evaluation."""
+    console.print(Markdown((folder / "results.md").read_text("utf-8")))
+    console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
+
+
+def report_data(
+    config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
+) -> ReportData:
+    """Collect the report's content from records, plans and the stages' files."""
+    manifests = {
+        name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
+    }
+    metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
+    evaluation, machine = config.evaluation, _machine(config)
+    machines = _note_machine(config, folders["evaluate"])
+    measured = [
+        f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
+        f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
+        "all trees are the draft head's" * (config.drafter == "head"),
+        _without_labels(config),
+        f"on {' and then '.join(machines)}" * (len(machines) > 1),
+    ]
+    head = metrics.get("draft", {})
+    return ReportData.of(
+        config.run,
+        records,
+        conditions(*machine),
+        measured="; ".join(filter(None, measured)),
+        learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
+        pair=metrics["pair"],
+        offline=metrics.get("selector", {}),
+        head=head,
+        curves=_curves(config.selector.verifiers, folders, plans.values()),
+        stages={name: manifest["seconds"] for name, manifest in manifests.items()},
+        environment=environment(*machine),
+        same={setting: plan.same for setting, plan in plans.items()},
+        exports={setting: plan.exports for setting, plan in plans.items()},
+    )
+
+
+def _curves(
+    names: Iterable[str], folders: dict[str, Path], plans: Iterable[Plan]
+) -> dict[str, dict]:
+    """Return the curves of every training whose result is in use.
+
+    names: of the selectors; one that only exported static trees has no curve.
+    """
+    learned = {title for plan in plans for title in plan.learned}
+    selectors = {name: "selector" for name in names if selector_title(name) in learned}
+    stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
+    return {
+        name: series
+        for name, stage in stages.items()
+        if stage in folders and (series := read_curves(folders[stage] / "curves" / name))
+    }
+
+
+def _sample(
+    data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair
+) -> dict[str, Any]:
+    """Return the text that the fastest selector wrote after a prompt, under the first setting.
+
+    Where none is learned, it is the fastest of our speculative methods.
+    """
+    setting, rows = next(iter(data.tables.items()))
+    loops: dict[str, Any] = plans[setting].methods
+    drafting = [
+        row for row in rows if row.nodes > 1 and isinstance(loops.get(row.method), Speculative)
+    ]
+    if not drafting:
+        return {}
+    chosen = data.chosen.get(setting, {})
+    name = max(drafting, key=lambda row: (row.method in chosen, row.speedup[0])).method
+    tokenizer = load_tokenizer(pair.where("target"))
+    blocks = list(loops[name].with_trees(prompt.tokens, seed))
+    return {
+        "method": name,
+        "setting": setting,
+        "tokens": sum(len(block.tokens) for block, _ in blocks),
+        "accepted": sum(block.accepted for block, _ in blocks),
+        "pieces": coloured(tokenizer, prompt.tokens, blocks),
+    }
+
+
+def needs(config: Config) -> tuple[str, ...]:
+    """Return the names of the stages that the evaluation needs."""
+    of_drafter = OF_DRAFTER if config.drafter != "nobody" else ()
+    with_head = "head" in _groups(config) or config.drafter == "head"
+    return ("pair", *of_drafter, *(("draft",) if with_head else ()))
+
+
+STAGE = Stage("evaluate", "report", needs, settings, work, show=show)
