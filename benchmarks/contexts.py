@@ -31,8 +31,8 @@ from nde_talf.data.traces.super_trees import labels
 from nde_talf.data.traces.trace import NUMBERS
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown, sums_by_prompt
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config.schema import MEASURED, table_file
 from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken

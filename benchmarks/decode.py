@@ -21,8 +21,8 @@ import torch
 from benchmarks.timing import doubts, report
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import shown
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.steps import PHASES
+from nde_talf.decoding.sampling.rng import SamplingSetting
+from nde_talf.decoding.step import PHASES
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark

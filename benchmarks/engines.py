@@ -25,7 +25,7 @@ from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
 from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.integrations.vllm import KEY, Options, for_vllm
 from nde_talf.selector.network import Selector
 

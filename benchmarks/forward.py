@@ -26,12 +26,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.timing import interleaved, report
-from nde_talf.decoding.forward.fastest import MANY, ROWS, fastest
-from nde_talf.decoding.forward.onednn import has_onednn
-from nde_talf.decoding.loading import architecture
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.forward.cpu_products import MANY, ROWS, fastest
+from nde_talf.decoding.models.forward.onednn import has_onednn
+from nde_talf.decoding.models.loading import architecture
+from nde_talf.decoding.models.tree_session import TreeSession
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting, warp
 from nde_talf.evaluation.protocol import trusted
 from tests.decoding.test_causal_registry import SMALL, tiny
 

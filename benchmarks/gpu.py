@@ -14,7 +14,7 @@ standard library's. Each part prints a table, and writes it to benchmarks/result
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 - attention: one layer's attention of a tree's rows, under one mask over text and tree and in two
   parts, by context and rows. The context from which on two parts are faster is `OPEN` of
-  `nde_talf.decoding.forward.attention`. It needs no pair.
+  `nde_talf.decoding.models.forward.attention`. It needs no pair.
 
 `--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator
 of torch, nothing waits and no memory is counted.
@@ -48,14 +48,14 @@ from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.micro_batch import MicroBatch
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.forward import attention as attended
+from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.forward import attention as attended
+from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.target_trees import chains, target_beam, target_features

@@ -39,8 +39,8 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.device_sampling import inverse_cdf
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.device_rng import inverse_cdf
+from nde_talf.decoding.sampling.rng import warp
 
 # transformers' classes; hidden and intermediate size, heads, vocabulary, layers
 LLAMA, QWEN = (LlamaConfig, LlamaForCausalLM), (Qwen3Config, Qwen3ForCausalLM)

@@ -27,9 +27,9 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.model.head import EagleHead

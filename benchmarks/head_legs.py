@@ -19,7 +19,7 @@ from nde_talf.data.dialogues.token_rows import Document, pack_documents
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console, reporting
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.export.head_format import save_head
 from nde_talf.draft_training.training.head_evaluation import held_out_report
 from nde_talf.draft_training.training.head_training import fit_head

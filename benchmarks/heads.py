@@ -36,7 +36,7 @@ from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.bootstrap import times
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head, save_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.model.head import EagleHead

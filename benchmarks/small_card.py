@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import shipped_prompts, shipped_rows
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET, shipped
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from recipes.small.sources import CODE, read_frozen
 from recipes.small.text import bytes_a_token
 

@@ -38,8 +38,8 @@ from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
 from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.decoding.end_tokens import up_to_end
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.models.end_tokens import up_to_end
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark

@@ -17,9 +17,9 @@ from nde_talf.data.traces.super_trees import (
     draft_prefix,
     super_trees,
 )
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 
 OPTIMAL = "optimal (α*)"

@@ -25,12 +25,12 @@ from transformers.generation.utils import _speculative_sampling
 
 from benchmarks.timing import interleaved, report
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.tree import DraftTree
 
 PATH = Action(1, 0, 8)

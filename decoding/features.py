@@ -4,8 +4,8 @@ All are available before the target has run on the root. Traces store them offli
 policy computes them online, through this one function.
 
 The rows p and q are those that tokens are drawn from, but at temperature 0 unwarped ones
-(`nde_talf.decoding.setting.feature_setting`): there a warped row is one token, so that all
-entropies would be 0, and all divergences one of two numbers.
+(`sampling_setting.feature_setting`): there a warped row is one token, so that all entropies would
+be 0, and all divergences one of two numbers.
 """
 
 import torch

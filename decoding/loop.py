@@ -13,24 +13,25 @@ from typing import Any
 
 import torch
 
-from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.generation import Generation, Stream, stop_ids
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.tree_session import Shapes, TreeSession
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
-from nde_talf.decoding.processing import LogitsProcess, Processed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.session import Shapes, TreeSession
-from nde_talf.decoding.setting import (
+from nde_talf.decoding.sampling.logits_processing import LogitsProcess, Processed
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import (
     AUTO,
     MATCH,
     drafted_under,
     read_draft_temperature,
 )
-from nde_talf.decoding.steps import (
+from nde_talf.decoding.step import (
     MOST_SLOTS,
     TREE_SLOTS,
     Record,
@@ -40,7 +41,6 @@ from nde_talf.decoding.steps import (
     checked_prompt,
     record_of,
 )
-from nde_talf.decoding.streams import Generation, Stream, stop_ids
 from nde_talf.decoding.threads import choose_threads
 from nde_talf.decoding.tree import WarpedRows
 from nde_talf.decoding.verifier import Verifier, check_compatible
@@ -71,12 +71,12 @@ class SpeculativeDecoder:
     """Warping of the draft: a setting, "match" (the target's), "raw", a temperature, or
     "auto" (None): the policy's, or what fits its trees (`drafted_under`)."""
     static: Shapes | None = None
-    """Shapes of the target's passes (`nde_talf.decoding.static.StaticShapes`)."""
+    """Shapes of the target's passes (`nde_talf.decoding.models.static_shapes.StaticShapes`)."""
     timed: bool = False
     """Wait for the device after every phase, so that each is charged its own work."""
     clock: Callable[[], float] = time.perf_counter
     process: Any = None
-    """Changes logits by the text before them (`nde_talf.decoding.processing.LogitsProcess`)."""
+    """A `LogitsProcess`, which changes logits by the text before them."""
     record: Record = ""
     """Record of the target to keep at every committed token."""
 

@@ -4,7 +4,7 @@ They are apart from the rules themselves, which need torch.
 """
 
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "khisti_lp", "traversal", "gbv")
-"""Rules for which `nde_talf.decoding.rules.labels` estimates E[tau + 1] of every tree."""
+"""Rules for which `nde_talf.decoding.rules.labels.pooling` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths -> the rule whose labels of that path alone they take."""

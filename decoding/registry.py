@@ -29,7 +29,7 @@ EVERY = IID | DISTINCT | {"top_k"}
 
 
 FORWARDS = ("auto", "native", "transformers")
-"""Whose forward passes a `nde_talf.decoding.model.CausalModel` runs."""
+"""Whose forward passes a `nde_talf.decoding.models.causal_model.CausalModel` runs."""
 
 
 class Entry(NamedTuple):
@@ -134,7 +134,7 @@ POLICIES = Registry(
 
 FAMILIES = Registry(
     "family",
-    "nde_talf.decoding.forward",
+    "nde_talf.decoding.models.forward",
     dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "native")
     | dict.fromkeys(("gemma2", "gemma3_text"), "gemma"),
 )

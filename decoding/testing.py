@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 
 T = TypeVar("T")
 
 
 class EnumeratedRng(Rng):
-    """Stands in for `nde_talf.decoding.sampling.Rng`: replays a script of decisions.
+    """Stands in for `nde_talf.decoding.sampling.rng.Rng`: replays a script of decisions.
 
     It continues with the first outcome of each new one.
 

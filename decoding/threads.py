@@ -9,8 +9,8 @@ import os
 
 import torch
 
-from nde_talf.decoding.base_model import Model
-from nde_talf.decoding.forward import fused_weights
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.forward import fused_weights
 
 _first = torch.get_num_threads()
 _chosen = _first

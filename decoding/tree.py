@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.setting import feature_setting
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
+from nde_talf.decoding.sampling.sampling_setting import feature_setting
 
 
 @dataclass

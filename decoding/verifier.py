@@ -7,7 +7,7 @@ from typing import Any
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import ArgumentError, UserError
 from nde_talf.decoding.registry import EVERY, VERIFIERS
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.data.traces.super_trees import Prefix, SuperTreeRows
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.super_tree import SuperTreeLayout
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.model.head import EagleHead

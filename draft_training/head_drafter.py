@@ -13,11 +13,11 @@ from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.drafter import DraftPoint, SessionDrafter
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.session import TreeSession
-from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.drafters.base import DraftPoint, SessionDrafter
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import StaticShapes
+from nde_talf.decoding.models.tree_session import TreeSession
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.tree import Accepted
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.model.head import EagleHead

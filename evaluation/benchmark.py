@@ -13,9 +13,9 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from nde_talf.decoding.common.files import opened, sole, write_atomically
+from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.progress import console, track
-from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than any number of prompts
 

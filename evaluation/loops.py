@@ -22,13 +22,13 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.end_tokens import up_to_end
+from nde_talf.decoding.generation import Block, Stream
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.static import MARGIN
-from nde_talf.decoding.steps import PHASES
-from nde_talf.decoding.streams import Block, Stream
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.end_tokens import up_to_end
+from nde_talf.decoding.models.static_shapes import MARGIN
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
+from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.benchmark import Generate, Record, Task
 from nde_talf.selector.policy import NeuralPolicy
 

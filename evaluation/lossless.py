@@ -35,15 +35,15 @@ from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
 from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.end_tokens import up_to_end
+from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.end_tokens import up_to_end
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.sampling import Rng, SamplingSetting, warp
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting, warp
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.loops import generated
 

@@ -9,19 +9,19 @@ from itertools import product
 from typing import Any
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.ngram import NgramDrafter
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
 from nde_talf.decoding.registry import POLICIES
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.sampling.rng import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.decoding.verifier import Verifier
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Generate, Record, Task

@@ -17,7 +17,7 @@ from nde_talf.data.engines.vllm_speculation import Method
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.evaluation.static_trees import DRAFTING, PATHS, traced_index
 from nde_talf.selector.objective import mean_tokens
 from nde_talf.selector.prices import LatencyTable

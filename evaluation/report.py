@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
-from nde_talf.decoding.steps import PHASES
+from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.plots import pictures, svg
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData

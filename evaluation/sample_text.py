@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from nde_talf.decoding.streams import Block
+from nde_talf.decoding.generation import Block
 
 PROMPT, DRAFTED, CORRECTED, TREE = "prompt", "drafted", "corrected", "tree"
 CONTEXT = 8  # earlier tokens to decode along with a token

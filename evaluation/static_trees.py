@@ -12,7 +12,7 @@ from nde_talf.decoding.names import LABELLED, ON_PATHS
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Salf
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.selector.entropy_policy import MIN_ROOTS
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import TREES, Action
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots

@@ -14,8 +14,8 @@ from nde_talf.decoding.common.checksums import write_export as write_folder
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.tensors import LARGEST, read_tensors
-from nde_talf.decoding.common.typed import typed
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema, selectable

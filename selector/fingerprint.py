@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 
 PROBES = 24  # tensors with one weight in the fingerprint
 # largest difference of a weight, as a fraction of its neighbours' mean size: rounding to 8 bits

@@ -13,11 +13,11 @@ import torch
 
 from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES, Action, tree_index
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.features import scalar_features
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import SamplingSetting, feature_setting
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting, feature_setting
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
 

@@ -11,12 +11,12 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.network import Selector

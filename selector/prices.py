@@ -24,8 +24,8 @@ from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_sealed
 from nde_talf.decoding.common.formats import Format
-from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.common.json_validation import typed
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.selector.fingerprint import sizes
 
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)

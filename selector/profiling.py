@@ -21,20 +21,21 @@ import numpy as np
 import torch
 
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError, lacks_memory
 from nde_talf.decoding.common.processor import cpu_model
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import asynchronous, synchronised
-from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import StaticShapes
+from nde_talf.decoding.models.tree_session import Shapes
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.session import Shapes
-from nde_talf.decoding.static import StaticShapes
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import sizes
 from nde_talf.selector.prices import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable

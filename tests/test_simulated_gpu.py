@@ -19,15 +19,15 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding import sampling
-from nde_talf.decoding.device_sampling import inverse_cdf
-from nde_talf.decoding.forward import attention, fused_weights
-from nde_talf.decoding.nucleus import nucleus_sorted
-from nde_talf.decoding.readout import Readout
+from nde_talf.decoding.models.forward import attention, fused_weights
+from nde_talf.decoding.models.lm_head import Readout
+from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.decoding.rules import residual
 from nde_talf.decoding.rules.verification_table import Draws, look_up
-from nde_talf.decoding.sampling import locate, warp
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.sampling import rng as sampling
+from nde_talf.decoding.sampling.device_rng import inverse_cdf
+from nde_talf.decoding.sampling.nucleus import nucleus_sorted
+from nde_talf.decoding.sampling.rng import locate, warp
 from nde_talf.draft_training.training.head_training import HeadModule, build_head
 from nde_talf.draft_training.training_settings import HeadConfig
 from tests.data.test_traces import trace

@@ -52,8 +52,8 @@ from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
 from nde_talf.decoding.policies.salf import Optimal, Salf
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.setting import AUTO
+from nde_talf.decoding.sampling.rng import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record

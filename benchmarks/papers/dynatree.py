@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from nde_talf.decoding.policies.fixed import Shaped, fixed_shape
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.tuning import Candidate, Method, Tuner

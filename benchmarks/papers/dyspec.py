@@ -21,16 +21,16 @@ from torch import Tensor
 from benchmarks.papers.shared import LENGTH, MS, SPEED, Bench, options_of, table
 from benchmarks.trajectories import draft_paths
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.device_sampling import inverse_cdf
-from nde_talf.decoding.drafter import LMDrafter
+from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.policies.dyspec import DySpec, DySpecThreshold
 from nde_talf.decoding.policies.fixed import Shaped, sequoia_shape
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.sampling.device_rng import inverse_cdf
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 
 DRAWN = SamplingSetting(0.6)
 RULE = "without_replacement"

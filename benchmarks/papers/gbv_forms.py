@@ -23,7 +23,7 @@ from benchmarks.timing import report
 from nde_talf.decoding.common.bootstrap import ratio_of_totals, shown
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.gbv import power_sum
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.pipelines.config.schema import PathsConfig
 from nde_talf.pipelines.runs.decoder import open_run

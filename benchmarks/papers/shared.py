@@ -13,12 +13,12 @@ import torch
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.policies.delayed import Autoregressive
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.sampling import SamplingSetting
-from nde_talf.decoding.setting import AUTO
-from nde_talf.decoding.steps import PHASES
+from nde_talf.decoding.sampling.rng import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import AUTO
+from nde_talf.decoding.step import PHASES
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Generate, Record, read_records, run_benchmark

@@ -20,7 +20,7 @@ from nde_talf.data.dialogues.token_rows import Document
 from nde_talf.data.text.prompts import ids_of
 from nde_talf.data.text.templates import PROBE, ChatTemplate
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.end_tokens import closing_token, special_tokens
+from nde_talf.decoding.models.end_tokens import closing_token, special_tokens
 
 
 class ChatEncoder:

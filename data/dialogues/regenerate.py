@@ -12,7 +12,7 @@ from itertools import count
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message, UnsuitedError
 from nde_talf.data.engines.transformers import Engine
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 
 
 def regenerate(

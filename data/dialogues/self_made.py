@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.text.prompts import ids_of
-from nde_talf.decoding.end_tokens import closing_token, special_tokens
+from nde_talf.decoding.models.end_tokens import closing_token, special_tokens
 
 FEWEST, RUN, EVERY = 8, 40, 4
 """Letters of the shortest text, and letters in a row that make two texts much alike; of all such

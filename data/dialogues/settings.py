@@ -22,7 +22,7 @@ from nde_talf.decoding.common.settings import (
     Tokens,
     settings,
 )
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 KEY = "dialogues"
 

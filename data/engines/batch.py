@@ -13,9 +13,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import Rng, SamplingSetting, locate, warp
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting, locate, warp
 
 
 def sample_batch(

@@ -9,8 +9,8 @@ import torch
 from nde_talf.data.engines.batch import sample_batch
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.common.progress import activity
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import Rng, SamplingSetting
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 
 AT_ONCE = 128
 """Texts that are sampled together, unless engine.batch says otherwise."""
@@ -29,8 +29,8 @@ class Engine(Protocol):
     ) -> list[list[int]]:
         """Continue each prompt by up to `new_tokens` tokens.
 
-        A text ends before the first of the model's end tokens (`nde_talf.decoding.end_tokens`) or
-        of `ends`.
+        A text ends before the first of the model's end tokens (see `models.end_tokens`), or of
+        `ends`.
         """
 
     def close(self) -> None:

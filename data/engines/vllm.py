@@ -16,7 +16,7 @@ import torch
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 
 INSTALL = (
     "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make test-vllm`,"

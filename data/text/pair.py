@@ -15,7 +15,6 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.prompts import Prompt, related
 from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipped
 from nde_talf.data.text.templates import text_ends
-from nde_talf.decoding.base_model import Model
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
@@ -24,14 +23,15 @@ from nde_talf.decoding.common.files import (
     write_atomically,
     write_sealed,
 )
-from nde_talf.decoding.common.foreign import changed, recorded
 from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.json_validation import typed
+from nde_talf.decoding.common.model_record import changed, recorded
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.tensors import read_tensors
-from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.gguf import model_folder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.precision import type_of_draft
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.gguf import model_folder
+from nde_talf.decoding.models.precision import type_of_draft
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"

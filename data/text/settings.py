@@ -21,7 +21,7 @@ from nde_talf.decoding.common.settings import (
     Tokens,
     settings,
 )
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard

@@ -7,7 +7,7 @@ selectors, without the model itself.
 from pathlib import Path
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.gguf import conversion
+from nde_talf.decoding.models.gguf import conversion
 
 SMALL, SMOLLM2 = "small", "smollm2"
 """Names of what ships, which no run takes."""

@@ -18,9 +18,9 @@ from nde_talf.data.text.conversation import (
     UnsuitedError,
 )
 from nde_talf.decoding.common.errors import Advice, UserError, first_line
-from nde_talf.decoding.end_tokens import end_tokens
-from nde_talf.decoding.gguf import model_folder
-from nde_talf.decoding.loading import check_files, read_config
+from nde_talf.decoding.models.end_tokens import end_tokens
+from nde_talf.decoding.models.gguf import model_folder
+from nde_talf.decoding.models.loading import check_files, read_config
 
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""

@@ -9,7 +9,7 @@ from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
 from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.device_sampling import inverse_cdf
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.names import ON_PATHS
-from nde_talf.decoding.rules.branching import Bundle
-from nde_talf.decoding.rules.labels import branch_gains, of_first_path, pooled, trunk_reach
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.rules.labels.branching import Bundle
+from nde_talf.decoding.rules.labels.pooling import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.decoding.sampling.device_rng import inverse_cdf
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nde_talf.decoding.actions import K_MAX, L1_MAX, L2_MAX, TREES
-from nde_talf.decoding.rules.labels import pooling
+from nde_talf.decoding.rules.labels.pooling import pooling
 from nde_talf.decoding.rules.residual import excess
 from nde_talf.decoding.super_tree import super_tree_layout
 

@@ -15,9 +15,9 @@ from nde_talf.data.traces.super_trees import Draft, Prefix, draft_prefix, labels
 from nde_talf.data.traces.text_labels import DEPTH, TextRows, text_labels, text_rows
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.setting import RAW, feature_setting
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
+from nde_talf.decoding.sampling.sampling_setting import RAW, feature_setting
 from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")

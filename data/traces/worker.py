@@ -25,7 +25,7 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.device import free_memory
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 
 
 @dataclass(frozen=True)

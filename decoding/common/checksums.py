@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from nde_talf.decoding.common.card import CARD
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import opened, write_atomically
-from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.common.json_validation import typed
 
 CHECKSUMS = "checksums.json"
 FORMAT = 1

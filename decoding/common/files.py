@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.decoding.common.errors import UserError, memory_is_short
-from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.common.json_validation import typed
 
 DISK = {
     errno.ENOSPC: "the disk is full. Free some space",

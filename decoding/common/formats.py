@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from nde_talf.decoding.common.checksums import CHECKSUMS, check_checksums
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, read_sealed, unreadable
-from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.common.json_validation import typed
 
 
 @dataclass(frozen=True)

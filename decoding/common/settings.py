@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.typed import adapter
+from nde_talf.decoding.common.json_validation import adapter
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nde_talf.decoding.sampling import Rng, SamplingSetting
-from nde_talf.decoding.setting import AUTO
+from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
+from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.decoding.tree import DraftTree
 
 
@@ -20,7 +20,7 @@ class DecodingState:
         room: how deep a tree may be before the context is full.
         p_previous: [V]. The target's distribution at the token before the root (its pass on the
             root has not happened), as features look at it: unwarped at temperature 0
-            (`nde_talf.decoding.setting.feature_setting`).
+            (`nde_talf.decoding.sampling.sampling_setting.feature_setting`).
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the

@@ -10,11 +10,11 @@ from typing import Any
 
 from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 

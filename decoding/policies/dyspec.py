@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, Proper, checked
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.sampling.rng import LEAST_MASS, Rng
 from nde_talf.decoding.tree import DraftTree
 
 

@@ -13,12 +13,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field
 
 from nde_talf.decoding.common.arguments import Positive, checked
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import top_tokens
 from nde_talf.decoding.policies.dyspec import Rest
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order

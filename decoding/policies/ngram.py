@@ -8,11 +8,11 @@ from typing import Any
 
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.ngram import Match, NgramDrafter
-from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.ngram import Match, NgramDrafter
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 

@@ -4,11 +4,11 @@ import heapq
 import math
 
 from nde_talf.decoding.common.arguments import Positive, Proper, checked
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.beam import Candidate, children, reranked
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 ROOT = Candidate(0.0, 0, -1, -1)

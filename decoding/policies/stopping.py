@@ -14,11 +14,11 @@ from typing import Literal, get_args
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import Natural, Positive, Proper, checked
-from nde_talf.decoding.drafter import Drafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
 from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import policy
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 Criterion = Literal["largest", "drawn", "path"]

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.branching import Bundle, Level, levels
 from nde_talf.decoding.rules.check import check_rows
+from nde_talf.decoding.rules.labels.branching import Bundle, Level, levels
 from nde_talf.decoding.rules.ranking import order_of
 
 SOLVERS = ("nss", "naivetree", "spectr", "specinfer", "khisti")

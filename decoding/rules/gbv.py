@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import DELAYED
-from nde_talf.decoding.rules.branching import Level
+from nde_talf.decoding.rules.labels.branching import Level
 from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
 from nde_talf.decoding.rules.residual import ratio, where
 from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
 from nde_talf.decoding.rules.walk import rule
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.registry import IID
-from nde_talf.decoding.rules.branching import Level
+from nde_talf.decoding.rules.labels.branching import Level
 from nde_talf.decoding.rules.naive import Naive
 from nde_talf.decoding.rules.residual import Node, ratio
 from nde_talf.decoding.rules.tournament import play, play_program
 from nde_talf.decoding.rules.walk import rule
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 
 
 @rule("khisti", IID, labels=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.sampling import LEAST_MASS, Rng
+from nde_talf.decoding.sampling.rng import LEAST_MASS, Rng
 from nde_talf.decoding.tree import DraftTree
 
 EMPTY = 1e-12

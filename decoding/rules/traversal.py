@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from nde_talf.decoding.registry import DISTINCT, IID, PATHS
+from nde_talf.decoding.rules.labels.traversal import traversal_gains
 from nde_talf.decoding.rules.residual import Residual, accept, node_of, reject
-from nde_talf.decoding.rules.traversal_labels import traversal_gains
 from nde_talf.decoding.rules.verification_table import nodes_of
 from nde_talf.decoding.rules.walk import rule
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 
 

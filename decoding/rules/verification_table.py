@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.device import asynchronous, upload
-from nde_talf.decoding.device_sampling import inverse_cdf, massless
 from nde_talf.decoding.rules.residual import EMPTY, Residual, accept, node_of, reject
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.device_rng import inverse_cdf, massless
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
 

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor
 
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.branching import Branching, states_after
+from nde_talf.decoding.rules.labels.branching import Branching, states_after
 from nde_talf.decoding.rules.residual import Node, Residual, node_of
 from nde_talf.decoding.rules.verification_table import nodes_of
-from nde_talf.decoding.sampling import Rng
+from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree, Verdict
 from nde_talf.decoding.verifier import Verifier
 

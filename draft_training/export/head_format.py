@@ -31,7 +31,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.export.published_heads import (
     CONFIG,
     FILES,

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.tensors import LARGEST, read_tensors, unsound
-from nde_talf.decoding.common.typed import typed
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.model.draft_vocab import vocabulary_in
 from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.families import family_of

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.model.draft_vocab import layout_of
 from nde_talf.draft_training.model.families import family_of
 from nde_talf.draft_training.model.head import EagleHead

@@ -29,7 +29,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2Rot
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.registry import HEADS, head_layer
 from nde_talf.draft_training.training_settings import FAMILY
 

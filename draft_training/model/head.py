@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.native import FusedPass
-from nde_talf.decoding.forward.original import wide_mask
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.readout import Readout
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.forward.native import FusedPass
+from nde_talf.decoding.models.forward.transformers import wide_mask
+from nde_talf.decoding.models.lm_head import Readout
 from nde_talf.draft_training.model.families import family_of, layer_config, rotary_of
 from nde_talf.draft_training.training_settings import FAMILY
 

@@ -5,14 +5,14 @@ from functools import partial
 
 from torch import Tensor
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import seen_in
-from nde_talf.decoding.forward.fused_weights import FusedPart, NotNativeError
-from nde_talf.decoding.forward.layer import DecoderLayer
-from nde_talf.decoding.forward.native import FusedPass
-from nde_talf.decoding.forward.onednn import linear
-from nde_talf.decoding.forward.original import FULL
-from nde_talf.decoding.forward.rotary import RotaryTable
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.forward.attention import seen_in
+from nde_talf.decoding.models.forward.fused_weights import FusedPart, NotNativeError
+from nde_talf.decoding.models.forward.layer import DecoderLayer
+from nde_talf.decoding.models.forward.native import FusedPass
+from nde_talf.decoding.models.forward.onednn import linear
+from nde_talf.decoding.models.forward.rotary import RotaryTable
+from nde_talf.decoding.models.forward.transformers import FULL
 from nde_talf.decoding.registry import FAMILIES
 from nde_talf.draft_training.model.head import EagleHead
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.targets.document_masks import document_positions, same_document, unseen
 
 ROWS = 128

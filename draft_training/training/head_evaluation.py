@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import track
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.document_masks import counted_roots

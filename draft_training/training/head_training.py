@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.fitness import native_forward
-from nde_talf.decoding.forward.original import optional
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.choose_forward import native_forward
+from nde_talf.decoding.models.forward.transformers import optional
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.model.draft_vocab import (
     COVERED,

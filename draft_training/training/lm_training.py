@@ -16,7 +16,7 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_linear
 from nde_talf.draft_training.training_settings import LanguageModelConfig
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.readout import Readout
+from nde_talf.decoding.models.lm_head import Readout
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.registry import LOSSES, loss
 from nde_talf.draft_training.training_settings import EagleLoss, Loss, TalfLoss

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.benchmark import Timer
 
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 
 LEVELS, REPEATS = 4, 5
 """Drafted levels of a step; passes per timing."""

@@ -20,11 +20,11 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from nde_talf.decoding.common.counted import Counted
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.lightning_progress import Counted
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.precision import native_bfloat16
+from nde_talf.decoding.models.precision import native_bfloat16
 from nde_talf.draft_training.training.checkpoint import (
     CHECKPOINT,
     ResumableCheckpoint,

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.ngram import NgramDrafter
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import draft_delayed
-from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.rng import Rng
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 GREEDY = SamplingSetting(0.0)

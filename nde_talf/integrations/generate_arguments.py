@@ -26,9 +26,9 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward.original import MEMORY
-from nde_talf.decoding.processing import LogitsProcess
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.models.forward.transformers import MEMORY
+from nde_talf.decoding.sampling.logits_processing import LogitsProcess
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 VERSIONS = SpecifierSet(">=5.15,<6", prereleases=True)
 """Versions of transformers whose preparations these are."""
@@ -92,8 +92,8 @@ class Row(NamedTuple):
 class RowProcess(LogitsProcess):
     """transformers' processors on the nodes of one row's trees.
 
-    It is a `nde_talf.decoding.processing.LogitsProcess`. Text after the last token that is asked
-    for is never written. There processors are not asked, since a grammar may have no answer.
+    It is a `LogitsProcess`. Text after the last token that is asked for is never written. There
+    processors are not asked, since a grammar may have no answer.
     """
 
     def __init__(self, processors: Sequence[Any], row: Row, limit: int):

@@ -30,16 +30,17 @@ from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.lm import LMDrafter
+from nde_talf.decoding.drafters.ngram import NgramDrafter
+from nde_talf.decoding.generation import Generation
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import NgramDrafter
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
-from nde_talf.decoding.streams import Generation
+from nde_talf.decoding.sampling.rng import Rng
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting, read_draft_temperature
 from nde_talf.draft_training.export.head_format import NOTE
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.integrations.generate_arguments import (
@@ -169,7 +170,7 @@ class Speculation:
 
     Attributes:
         generations: of the last call, how each row came about
-            (`nde_talf.decoding.streams.Generation`); what was decoded without the draft, because
+            (`nde_talf.decoding.generation.Generation`); what was decoded without the draft, because
             its context was full, comes after them.
     """
 

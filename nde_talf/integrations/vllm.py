@@ -32,9 +32,9 @@ from nde_talf.decoding.common.settings import (
     settings,
     validated,
 )
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.drafters.ngram import NgramDrafter
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.integrations.batch_drafting import Lengths, Proposals
 from nde_talf.integrations.transformers import NGRAM, drafter_of, is_head
 from nde_talf.selector.network import Selector

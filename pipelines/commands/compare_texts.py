@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import torch
 
 from nde_talf.data.text.pair import check_prompts
-from nde_talf.decoding.drafter import LMDrafter
-from nde_talf.decoding.fitness import HALF, SAME
+from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.sampling import Rng, warp
-from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.models.choose_forward import HALF, SAME
+from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
+from nde_talf.decoding.sampling.rng import Rng, warp
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.lossless import first_difference
 from nde_talf.pipelines.commands.check import CheckConfig

@@ -22,11 +22,11 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.foreign import place_of
+from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console, duration
-from nde_talf.decoding.configuration import longest_context
 from nde_talf.decoding.features import SCALARS
-from nde_talf.decoding.loading import architecture, read_config
+from nde_talf.decoding.models.configuration import longest_context
+from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.model.families import family_named, not_for_vllm
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (

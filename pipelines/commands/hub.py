@@ -7,7 +7,7 @@ from pathlib import Path
 from nde_talf.data.text.settings import is_hub_name
 from nde_talf.data.text.shipped import HUB
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.foreign import place_of
+from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console
 
 HUB_SECONDS = 10.0

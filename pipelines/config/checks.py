@@ -28,9 +28,9 @@ from nde_talf.data.text.settings import (
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.foreign import lacks
+from nde_talf.decoding.common.model_record import lacks
 from nde_talf.decoding.common.settings import validated
-from nde_talf.decoding.gguf import SUFFIX
+from nde_talf.decoding.models.gguf import SUFFIX
 from nde_talf.pipelines.config.command_line import CONFIGS
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
 from nde_talf.pipelines.runs.finished import finished, meant

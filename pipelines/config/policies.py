@@ -4,7 +4,7 @@ import inspect
 from typing import Any, get_type_hints
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.typed import typed
+from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.registry import POLICIES
 

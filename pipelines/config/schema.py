@@ -32,10 +32,10 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
 from nde_talf.decoding.names import DTYPES, PRODUCTS
-from nde_talf.decoding.ngram_settings import NgramConfig
 from nde_talf.decoding.registry import FORWARDS, POLICIES
-from nde_talf.decoding.setting import read_draft_temperature
+from nde_talf.decoding.sampling.sampling_setting import read_draft_temperature
 from nde_talf.draft_training.training_settings import HeadConfig, LanguageModelConfig
 from nde_talf.pipelines.runs.finished import check_name
 from nde_talf.selector.selector_settings import SelectorConfig

@@ -19,19 +19,20 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, user_cache
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.drafter import Drafter, LMDrafter
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.lm import LMDrafter
+from nde_talf.decoding.drafters.ngram import NgramDrafter
+from nde_talf.decoding.drafters.ngram import statistics as matches
+from nde_talf.decoding.generation import Generation
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.ngram import NgramDrafter
-from nde_talf.decoding.ngram import statistics as matches
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
-from nde_talf.decoding.sampling import Rng
-from nde_talf.decoding.setting import SamplingSetting
-from nde_talf.decoding.static import MARGIN, StaticShapes
-from nde_talf.decoding.streams import Generation
+from nde_talf.decoding.sampling.rng import Rng
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.protocol import HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.sample_text import pieces

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nde_talf.data.text.pair import LoneTarget, Pair
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.precision import type_of_draft
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.precision import type_of_draft
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.pipelines.config.schema import PASSES, Config

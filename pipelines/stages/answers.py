@@ -18,7 +18,7 @@ from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 
 T = TypeVar("T")
 OPENING = 32

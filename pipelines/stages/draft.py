@@ -18,7 +18,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.export.head_format import load_head, save_head, write_head_card
 from nde_talf.draft_training.export.published_heads import FILES
 from nde_talf.draft_training.model.families import NoHeadError, not_for_vllm

@@ -16,11 +16,15 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.drafter import Drafter
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
-from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
-from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.sampling.sampling_setting import (
+    AUTO,
+    SamplingSetting,
+    read_draft_temperature,
+)
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative

@@ -10,8 +10,8 @@ from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.setting import RAW
-from nde_talf.decoding.static import MARGIN
+from nde_talf.decoding.models.static_shapes import MARGIN
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import read_manifest
 from nde_talf.pipelines.runs.run_models import load_drafted, needs, timed_on

@@ -51,10 +51,10 @@ from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
-from nde_talf.decoding.loading import read_config
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.precision import type_of_draft
-from nde_talf.decoding.static import MARGIN
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.loading import read_config
+from nde_talf.decoding.models.precision import type_of_draft
+from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.draft_training.training.lm_training import (
     LanguageModel,
     build_llama,

@@ -28,8 +28,8 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
 from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.common.settings import Batch, Count, Natural, Seed, Text, one_of, settings
-from nde_talf.decoding.model import CausalModel
-from nde_talf.decoding.precision import native_bfloat16
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.precision import native_bfloat16
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT
 from nde_talf.draft_training.training.head_evaluation import SAMPLED
 from nde_talf.draft_training.training.head_training import fit_head

@@ -10,7 +10,7 @@ from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.templates import text_ends
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.end_tokens import end_tokens
+from nde_talf.decoding.models.end_tokens import end_tokens
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
 PAIR = Path(__file__).parents[1] / "fixtures/pair"

@@ -16,7 +16,7 @@ from nde_talf import CausalModel, SamplingSetting
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.evaluation.chi_square import p_value
 from tests.decoding.families import BRANCHES, FAMILIES, module
 from tests.decoding.pairs import tiny_model
@@ -127,7 +127,7 @@ import json, sys
 from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 
 def too_long(engine, settings, prompts):
     try:

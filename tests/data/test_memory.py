@@ -17,7 +17,7 @@ from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.data.traces import trace as traces
 from nde_talf.data.traces.trace import trace_trajectories
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from tests.decoding.pairs import tiny_pair
 
 def status(name):

@@ -5,7 +5,7 @@ import torch
 
 from nde_talf.data.traces.super_trees import Prefix, labels, super_trees
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.sampling import SamplingSetting, warp
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.laws import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair

@@ -7,7 +7,7 @@ import torch
 
 from nde_talf.data.traces.text_labels import TextRows, text_labels, text_rows
 from nde_talf.decoding.actions import TREE_INDEX, Action
-from nde_talf.decoding.rules.traversal_labels import path_weights
+from nde_talf.decoding.rules.labels.traversal import path_weights
 from nde_talf.decoding.super_tree import super_tree_layout
 from tests.decoding.laws import expected_block_efficiency
 

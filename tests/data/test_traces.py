@@ -12,8 +12,8 @@ from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.trace import trace_trajectories
 from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
 from nde_talf.decoding.common.micro_batch import MicroBatch
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from tests.decoding.pairs import tiny_pair
 
 CONFIG = TracesConfig(

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from nde_talf import CausalModel
-from nde_talf.decoding.loading import architecture
+from nde_talf.decoding.models.loading import architecture
 
 V, CONTEXT, WINDOW = 50, 96, 16
 TABLE = json.loads(Path(__file__).with_name("families.json").read_text())

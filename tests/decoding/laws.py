@@ -4,10 +4,10 @@ import torch
 from scipy.optimize import linprog
 
 from nde_talf import SamplingSetting
-from nde_talf.decoding.rules.branching import Bundle
-from nde_talf.decoding.rules.labels import branch_gains, pooled, trunk_reach
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.rules.labels.branching import Bundle
+from nde_talf.decoding.rules.labels.pooling import branch_gains, pooled, trunk_reach
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.tables import Tables, emitted, scored

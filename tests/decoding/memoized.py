@@ -4,7 +4,7 @@ most passes come again.
 
 import torch
 
-from nde_talf.decoding.static import FixedCache
+from nde_talf.decoding.models.static_shapes import FixedCache
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 

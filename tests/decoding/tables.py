@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nde_talf import DecodingState, Drafter
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.sampling_setting import RAW
 
 V = 3
 KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "close")

@@ -29,8 +29,8 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import AUTO, RAW, drafted_under
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import AUTO, RAW, drafted_under
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import Kept
 from tests.decoding.tables import TableDrafter, Tables, context_of

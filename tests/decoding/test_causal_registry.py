@@ -26,7 +26,7 @@ from nde_talf import (
     UserError,
 )
 from nde_talf.decoding.common.errors import first_line
-from nde_talf.decoding.loading import architecture
+from nde_talf.decoding.models.loading import architecture
 
 SMALL = json.loads(Path(__file__).with_name("small_sizes.json").read_text())
 """Sizes by key, for all families; and what a family needs besides (null: not that key)."""

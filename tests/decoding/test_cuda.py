@@ -18,10 +18,10 @@ from nde_talf import (
     StaticShapes,
     fixed_shape,
 )
-from nde_talf.decoding.forward import attention
-from nde_talf.decoding.forward.attention import attend, seen_in
-from nde_talf.decoding.forward.parts import has_flash
-from nde_talf.decoding.forward.seen import Seen
+from nde_talf.decoding.models.forward import attention
+from nde_talf.decoding.models.forward.attention import attend, seen_in
+from nde_talf.decoding.models.forward.seen import Seen
+from nde_talf.decoding.models.forward.split_attention import has_flash
 from tests.decoding.pairs import tiny_pair
 
 pytestmark = [

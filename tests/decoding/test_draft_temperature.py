@@ -16,8 +16,15 @@ from nde_talf import (
 )
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.registry import POLICIES
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import (
+    AUTO,
+    DRAWN,
+    MATCH,
+    RAW,
+    drafted_under,
+    read_draft_temperature,
+)
 from nde_talf.pipelines.config.policies import make_policy
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.policies import Kept

@@ -27,10 +27,10 @@ from nde_talf import (
 )
 from nde_talf.data.traces.super_trees import Prefix, super_trees
 from nde_talf.decoding import registry
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.fitness import HALF
-from nde_talf.decoding.forward import attention
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.choose_forward import HALF
+from nde_talf.decoding.models.forward import attention
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import exact_law
 from tests.decoding.families import CONTEXT, EVERY, FAMILIES, FORMS, V, family, module, text

@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from nde_talf import CausalModel
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward import attention, layer
-from nde_talf.decoding.forward.attention import attend, seen_in
-from nde_talf.decoding.forward.rotary import RotaryTable
-from nde_talf.decoding.forward.seen import Seen
-from nde_talf.decoding.forward.windows import Window
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.forward import attention, layer
+from nde_talf.decoding.models.forward.attention import attend, seen_in
+from nde_talf.decoding.models.forward.rotary import RotaryTable
+from nde_talf.decoding.models.forward.seen import Seen
+from nde_talf.decoding.models.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
 from tests.refusal import refusal
 
@@ -83,7 +83,7 @@ def test_a_lone_row_of_bfloat16_is_plain_attention():
 def test_batches_under_a_mask_and_features_of_inner_layers_are_those_of_transformers(
     name, monkeypatch
 ):
-    monkeypatch.setattr("nde_talf.decoding.forward.attention.BLOCK", 7)
+    monkeypatch.setattr("nde_talf.decoding.models.forward.attention.BLOCK", 7)
     model, layers = family(name), (0, 1, 2)
     theirs = CausalModel(model.module, model.name, "transformers")
     assert model.forward.startswith("native")
@@ -270,7 +270,7 @@ def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkey
         if fault == "windows" and not whole.windows.get("sliding_attention"):
             continue
         with monkeypatch.context() as patched:
-            patched.setattr(f"nde_talf.decoding.forward.native.{place}", wrong[place])
+            patched.setattr(f"nde_talf.decoding.models.forward.native.{place}", wrong[place])
             words = CausalModel(model).forward
         assert "its logits differ from transformers' by" in words, fault
 

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nde_talf import CausalModel
 from nde_talf.data.text.templates import load_tokenizer
-from nde_talf.decoding.common.foreign import changed, recorded
-from nde_talf.decoding.gguf import _converted, model_folder
+from nde_talf.decoding.common.model_record import changed, recorded
+from nde_talf.decoding.models.gguf import _converted, model_folder
 from tests.refusal import refusal
 
 gguf = pytest.importorskip("gguf")

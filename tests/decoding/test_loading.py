@@ -13,7 +13,7 @@ from nde_talf import CausalModel
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_checksums
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.loading import foreign_names, load_module
+from nde_talf.decoding.models.loading import foreign_names, load_module
 from tests.decoding.families import FAMILIES, family, module
 from tests.refusal import refusal
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nde_talf import Action, Delayed, LMDrafter, Rng, SamplingSetting, SpeculativeDecoder
-from nde_talf.decoding.cache import KVCache
+from nde_talf.decoding.models.cache import KVCache
 from tests.decoding.pairs import tiny_pair
 
 GREEDY = SamplingSetting(0.0)

@@ -18,8 +18,8 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
 )
-from nde_talf.decoding.ngram import Match, NgramIndex, statistics
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.drafters.ngram import Match, NgramIndex, statistics
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET, VOCABULARY, law_of, target_law

@@ -6,7 +6,7 @@ import pytest
 
 from nde_talf import Beam, DecodingState, DynaTree, Rng, sequoia_shape
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig, History
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from tests.decoding.tables import TableDrafter, Tables
 
 V = 6

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from nde_talf import CausalModel
-from nde_talf.decoding.forward import fastest, fused_weights, onednn
+from nde_talf.decoding.models.forward import cpu_products as fastest
+from nde_talf.decoding.models.forward import fused_weights, onednn
 from tests.decoding.families import FAMILIES, module
 from tests.refusal import refusal
 

@@ -12,7 +12,7 @@ from nde_talf import (
     SpeculativeDecoder,
     Step,
 )
-from nde_talf.decoding.processing import LogitsProcess
+from nde_talf.decoding.sampling.logits_processing import LogitsProcess
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
 
 

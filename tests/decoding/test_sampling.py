@@ -11,9 +11,9 @@ from transformers import (
 )
 
 from nde_talf import VERIFIERS, DraftTree, Rng, SamplingSetting
-from nde_talf.decoding.device_sampling import search_on_device
-from nde_talf.decoding.nucleus import nucleus, nucleus_sorted
-from nde_talf.decoding.sampling import search, warp
+from nde_talf.decoding.sampling.device_rng import search_on_device
+from nde_talf.decoding.sampling.nucleus import nucleus, nucleus_sorted
+from nde_talf.decoding.sampling.rng import search, warp
 from nde_talf.decoding.tree import WarpedRows
 
 

@@ -16,9 +16,9 @@ from nde_talf import (
     StaticShapes,
     TreePolicy,
 )
-from nde_talf.decoding import static as static_shapes
-from nde_talf.decoding.cache import Slots
 from nde_talf.decoding.device import blocked
+from nde_talf.decoding.models import static_shapes
+from nde_talf.decoding.models.cache import Slots
 from nde_talf.decoding.policies.delayed import draft_delayed
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair

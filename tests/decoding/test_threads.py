@@ -10,7 +10,7 @@ USABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else o
 SCRIPT = """
 import torch
 {before}
-from nde_talf.decoding.forward import fused_weights
+from nde_talf.decoding.models.forward import fused_weights
 from nde_talf import Autoregressive, SpeculativeDecoder
 from tests.decoding.families import family
 {after}

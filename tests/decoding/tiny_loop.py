@@ -18,7 +18,7 @@ from nde_talf import (
     SamplingSetting,
     Shaped,
 )
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.testing import exact_law
 from nde_talf.evaluation.chi_square import p_value
 from tests.decoding.memoized import memoized, memoized_model

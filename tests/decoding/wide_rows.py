@@ -3,8 +3,8 @@
 import torch
 
 from nde_talf import SamplingSetting
-from nde_talf.decoding.sampling import warp
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.rng import warp
+from nde_talf.decoding.sampling.sampling_setting import RAW
 
 V = 150_000
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.draft_training.targets.target_trees import TreeLevel
 
 

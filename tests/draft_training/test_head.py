@@ -19,8 +19,8 @@ from nde_talf import (
     SamplingSetting,
     SpeculativeDecoder,
 )
-from nde_talf.decoding.forward import onednn
-from nde_talf.decoding.forward.onednn import has_onednn
+from nde_talf.decoding.models.forward import onednn
+from nde_talf.decoding.models.forward.onednn import has_onednn
 from nde_talf.draft_training.export.head_format import save_head
 from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.target_trees import target_features

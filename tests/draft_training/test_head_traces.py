@@ -7,7 +7,7 @@ import torch
 
 from nde_talf import DraftTree, EagleDrafter, SamplingSetting
 from nde_talf.data.traces.super_trees import Prefix, super_trees
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.draft_training.model.eagle3 import Eagle3Head

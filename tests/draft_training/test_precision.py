@@ -7,7 +7,7 @@ import torch
 
 from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.decoding.precision import NATIVE, type_of_draft
+from nde_talf.decoding.models.precision import NATIVE, type_of_draft
 from nde_talf.draft_training.export.head_format import load_head, save_head
 from nde_talf.draft_training.training.head_evaluation import held_out_report
 from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head

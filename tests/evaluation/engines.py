@@ -5,7 +5,7 @@ do.
 import torch
 
 from nde_talf import CausalModel
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 
 
 def engine(distort):

@@ -1,7 +1,7 @@
 """A small benchmark of methods of known speed, and a report with every part filled."""
 
 from nde_talf import SamplingSetting
-from nde_talf.decoding.steps import PHASES
+from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.report_data import ReportData

@@ -28,7 +28,7 @@ from nde_talf import (
 )
 from nde_talf.data.text.shipped import SHIPPED, shipped
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.testing import exact_law
 from nde_talf.draft_training.export.head_format import save_head
 from nde_talf.evaluation.chi_square import p_value, smallest_bias

@@ -40,7 +40,7 @@ import json, sys
 
 from nde_talf.data.engines.vllm import open_llm
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.data.engines.vllm import import_vllm, sampling_params
 
 def opened(given, **options):

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.tokenizer import train_tokenizer
-from nde_talf.decoding.loading import architecture
+from nde_talf.decoding.models.loading import architecture
 from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.schema import Config
 from tests import ROOT

@@ -6,7 +6,7 @@ import pytest
 
 from nde_talf.data.text import shipped
 from nde_talf.decoding.common.checksums import file_digest
-from nde_talf.decoding.gguf import _converted
+from nde_talf.decoding.models.gguf import _converted
 from nde_talf.pipelines.commands import fetch
 from nde_talf.pipelines.commands.generate import completed
 from nde_talf.pipelines.commands.hub import reach_hub

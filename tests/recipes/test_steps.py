@@ -10,7 +10,7 @@ import torch
 from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.model import CausalModel
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.config.command_line import composed

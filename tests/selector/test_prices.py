@@ -22,7 +22,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import TREE_INDEX
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.setting import RAW
+from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import StepCosts, context_counts

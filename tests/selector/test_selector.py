@@ -22,7 +22,7 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
-from nde_talf.decoding.sampling import warp
+from nde_talf.decoding.sampling.rng import warp
 from nde_talf.selector.entropy_policy import ENTROPY, EntropyRule
 from nde_talf.selector.export import VECTORS
 from nde_talf.selector.offline_evaluation import chosen_actions, evaluate_offline

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
 from nde_talf.decoding.registry import VERIFIERS
-from nde_talf.decoding.rules.branching import Bundle, Level, draws_by_row, levels
-from nde_talf.decoding.rules.traversal_labels import path_weights
+from nde_talf.decoding.rules.labels.branching import Bundle, Level, draws_by_row, levels
+from nde_talf.decoding.rules.labels.traversal import path_weights
 from nde_talf.decoding.rules.walk import Rule
 from nde_talf.decoding.super_tree import SuperTreeLayout
 

@@ -6,7 +6,7 @@ from typing import cast
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from nde_talf.decoding.forward.original import optional
+from nde_talf.decoding.models.forward.transformers import optional
 
 _SLOTS = 1024  # of trees in flight, beyond the text
 

@@ -1,4 +1,4 @@
-"""Drafters, which propose tokens: the base class, and the one that is a small language model.
+"""Drafters, which propose tokens: the base classes.
 
 A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions
 after drafted nodes (`expand`) and says what was committed (`advance`). What a drafter needs of the
@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.base_model import Model
-from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.processing import Processed
-from nde_talf.decoding.sampling import SamplingSetting, warp
-from nde_talf.decoding.session import Shapes, TreeSession
-from nde_talf.decoding.setting import feature_setting
+from nde_talf.decoding.models.tree_session import Shapes, TreeSession
+from nde_talf.decoding.sampling.logits_processing import Processed
+from nde_talf.decoding.sampling.rng import SamplingSetting, warp
+from nde_talf.decoding.sampling.sampling_setting import feature_setting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 
@@ -90,7 +88,7 @@ class Drafter:
             token: token id of the root.
             features: [len(prompt), H], the target's at the prompt.
             setting: what q is warped with; the target's may be another one
-                (`nde_talf.decoding.setting.drafted_under`).
+                (`nde_talf.decoding.sampling.sampling_setting.drafted_under`).
         """
         raise NotImplementedError
 
@@ -213,36 +211,3 @@ class SessionDrafter(Drafter):
             none = processed.isneginf().all(-1, keepdim=True)
             logits = torch.where(none, logits, processed)
         return warp(logits, self.setting)
-
-
-class LMDrafter(SessionDrafter):
-    """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
-
-    takes_features = False
-
-    @checked
-    def __init__(self, model: Model, static: Shapes | None = None):
-        self.model, self.vocab_size = model, model.vocab_size
-        session = partial(model.session, static=static)
-        super().__init__(session, model.logits, model.max_context, static)
-
-    def start(
-        self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting
-    ) -> None:
-        """See `Drafter.start`."""
-        self._begin(setting)
-        self._go_on([*prompt, token], None)
-
-    def advance(self, accepted: Accepted, features: Tensor) -> None:
-        """See `Drafter.advance`.
-
-        Accepted nodes that were expanded are in the cache already. A node of the last level was
-        never run; it goes in together with the new root.
-        """
-        rows = [self._rows[node] for node in accepted.path if node in self._rows]
-        states, before = self._states, self.root
-        self.session.commit(rows)
-        if rows:
-            q = accepted.tree.q_at(accepted.path[len(rows) - 1])
-            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], lambda: q)
-        self._go_on(accepted.tokens[len(rows) :], before)

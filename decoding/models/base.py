@@ -9,21 +9,21 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from nde_talf.decoding.branches import BranchSession
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import ArgumentError, UserError
-from nde_talf.decoding.configuration import (
+from nde_talf.decoding.models.branch_session import BranchSession
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.configuration import (
     body_of,
     forget_sampling_advice,
     longest_context,
     scale_and_cap,
 )
-from nde_talf.decoding.end_tokens import end_tokens
-from nde_talf.decoding.forward.hooks import with_features
-from nde_talf.decoding.forward.original import TransformersForward, optional, windows
-from nde_talf.decoding.forward.windows import Window
-from nde_talf.decoding.readout import Readout
-from nde_talf.decoding.session import TreeSession
+from nde_talf.decoding.models.end_tokens import end_tokens
+from nde_talf.decoding.models.forward.hooks import with_features
+from nde_talf.decoding.models.forward.transformers import TransformersForward, optional, windows
+from nde_talf.decoding.models.forward.windows import Window
+from nde_talf.decoding.models.lm_head import Readout
+from nde_talf.decoding.models.tree_session import TreeSession
 
 
 class NativePass(Protocol):
@@ -199,7 +199,7 @@ class Model:
     def session(self, layers: Sequence[int] = (), static: Any = None) -> TreeSession:
         """Make the session of a sequence, whose states `reader(layers)` returns.
 
-        static: shapes of its passes (`nde_talf.decoding.static.StaticShapes`).
+        static: shapes of its passes (`nde_talf.decoding.models.static_shapes.StaticShapes`).
         """
         reader = self.reader(layers)
         if self.form == "masks":

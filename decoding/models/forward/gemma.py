@@ -1,6 +1,6 @@
 """Native forward passes of Gemma 2 and 3."""
 
-from nde_talf.decoding.forward.native import NativeForward
+from nde_talf.decoding.models.forward.native import NativeForward
 from nde_talf.decoding.registry import family
 
 

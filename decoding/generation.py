@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from nde_talf.decoding.common.errors import ArgumentError, UserError
-from nde_talf.decoding.end_tokens import up_to_end
-from nde_talf.decoding.steps import PHASES, Step
+from nde_talf.decoding.models.end_tokens import up_to_end
+from nde_talf.decoding.step import PHASES, Step
 
 
 @dataclass

@@ -21,11 +21,11 @@ from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import Advice, UserError, first_line, memory_is_short
 from nde_talf.decoding.common.files import read_json, unreadable
-from nde_talf.decoding.common.foreign import lacks
+from nde_talf.decoding.common.model_record import lacks
 from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.common.tensors import LARGEST, unsound
-from nde_talf.decoding.forward.original import optional
-from nde_talf.decoding.gguf import model_folder
+from nde_talf.decoding.models.forward.transformers import optional
+from nde_talf.decoding.models.gguf import model_folder
 from nde_talf.decoding.names import DTYPES
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.device import blocked, upload
+from nde_talf.decoding.models.cache import KVCache
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +23,7 @@ Forward = Callable[..., Tensor]
 
 
 class Shapes:
-    """Fixed shapes of passes: see `nde_talf.decoding.static.StaticShapes`."""
+    """Fixed shapes of passes: see `nde_talf.decoding.models.static_shapes.StaticShapes`."""
 
     context: int
     session: Callable[..., TreeSession]

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nde_talf.decoding.cache import KVCache
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.forward.attention import seen_in
-from nde_talf.decoding.forward.fused_weights import FusedPart, NotNativeError
-from nde_talf.decoding.forward.layer import DecoderLayer, Norm
-from nde_talf.decoding.forward.onednn import linear
-from nde_talf.decoding.forward.original import layer_kinds, optional
-from nde_talf.decoding.forward.rotary import RotaryTable
-from nde_talf.decoding.forward.windows import Window
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.forward.attention import seen_in
+from nde_talf.decoding.models.forward.fused_weights import FusedPart, NotNativeError
+from nde_talf.decoding.models.forward.layer import DecoderLayer, Norm
+from nde_talf.decoding.models.forward.onednn import linear
+from nde_talf.decoding.models.forward.rotary import RotaryTable
+from nde_talf.decoding.models.forward.transformers import layer_kinds, optional
+from nde_talf.decoding.models.forward.windows import Window
 from nde_talf.decoding.registry import family
 
 

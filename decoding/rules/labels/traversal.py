@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.rules.branching import Level
+from nde_talf.decoding.rules.labels.branching import Level
 from nde_talf.decoding.rules.residual import Residual, accept, ratio
 from nde_talf.decoding.rules.sums import positive_sums
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.seen import ALIGNED, Seen
+from nde_talf.decoding.models.forward.seen import ALIGNED, Seen
 
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default

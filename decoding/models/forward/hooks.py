@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nde_talf.decoding.forward.original import TransformersForward
+from nde_talf.decoding.models.forward.transformers import TransformersForward
 
 
 def with_features(run: TransformersForward, layers: Sequence[int], *inputs: Any) -> Tensor:

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, read_json, user_cache, write_json
 from nde_talf.decoding.common.processor import cpu_model
-from nde_talf.decoding.forward.fused_weights import LEAST
-from nde_talf.decoding.forward.onednn import has_onednn, in_blocks, packed
+from nde_talf.decoding.models.forward.fused_weights import LEAST
+from nde_talf.decoding.models.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.names import PRODUCTS
 
 MANY = "-many"

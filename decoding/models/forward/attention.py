@@ -1,9 +1,9 @@
 """Attention of a tree's rows to the text and to one another, without a mask as wide as the text.
 
 All rows of a tree see the whole text. So they attend to it without a mask, and to the few rows of
-the tree under a small one (`nde_talf.decoding.forward.parts`). In a layer with a sliding window
-each row sees the last slots before itself: there the slots that no row sees are left out, and one
-mask is about all others.
+the tree under a small one (`split_attention`). In a layer with a sliding window each row sees the
+last slots before itself: there the slots that no row sees are left out, and one mask is about all
+others.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nde_talf.decoding.device import blocked
-from nde_talf.decoding.forward.parts import has_flash, merged
-from nde_talf.decoding.forward.seen import ALIGNED, Seen
-from nde_talf.decoding.forward.windows import Window
+from nde_talf.decoding.models.forward.seen import ALIGNED, Seen
+from nde_talf.decoding.models.forward.split_attention import has_flash, merged
+from nde_talf.decoding.models.forward.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one

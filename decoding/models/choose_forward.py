@@ -11,17 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.base_model import Model
-from nde_talf.decoding.branches import BranchForward
 from nde_talf.decoding.common.errors import UserError, first_line, memory_is_short
 from nde_talf.decoding.common.tensors import LARGEST
-from nde_talf.decoding.configuration import body_of
-from nde_talf.decoding.forward import fused_weights
-from nde_talf.decoding.forward.attention import OPEN
-from nde_talf.decoding.forward.fastest import fastest
-from nde_talf.decoding.forward.fused_weights import NotNativeError
-from nde_talf.decoding.forward.native import NativeForward
-from nde_talf.decoding.forward.original import FULL, WINDOW_KEYS, layer_kinds, optional, windows
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.branch_session import BranchForward
+from nde_talf.decoding.models.configuration import body_of
+from nde_talf.decoding.models.forward import fused_weights
+from nde_talf.decoding.models.forward.attention import OPEN
+from nde_talf.decoding.models.forward.cpu_products import fastest
+from nde_talf.decoding.models.forward.fused_weights import NotNativeError
+from nde_talf.decoding.models.forward.native import NativeForward
+from nde_talf.decoding.models.forward.transformers import (
+    FULL,
+    WINDOW_KEYS,
+    layer_kinds,
+    optional,
+    windows,
+)
 from nde_talf.decoding.registry import FAMILIES, FORWARDS
 
 HALF = 0.05

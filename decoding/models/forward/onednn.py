@@ -18,7 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.forward.fused_weights import LARGE, LEAST, Apart, Linear, plain_linears
+from nde_talf.decoding.models.forward.fused_weights import (
+    LARGE,
+    LEAST,
+    Apart,
+    Linear,
+    plain_linears,
+)
 
 if torch.backends.mkldnn.is_available():  # else torch has none of its operators
     _multiply = torch.ops.mkldnn._linear_pointwise.default

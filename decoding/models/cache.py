@@ -130,7 +130,7 @@ class KVCache(Cache):
         expected: slots that will be needed.
 
     Attributes:
-        capacity: slots of layers that do not grow (`nde_talf.decoding.static.FixedCache`).
+        capacity: slots of layers that do not grow (`static_shapes.FixedCache`).
         positions: of the slots, [B, slots]; None unless a model with windows asks for them
             (`place`).
     """

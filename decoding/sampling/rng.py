@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.device_sampling import massless, search_on_device
-from nde_talf.decoding.nucleus import nucleus
-from nde_talf.decoding.setting import SamplingSetting
+from nde_talf.decoding.sampling.device_rng import massless, search_on_device
+from nde_talf.decoding.sampling.nucleus import nucleus
+from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
 # CPU): a bias of that size.

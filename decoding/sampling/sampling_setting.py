@@ -21,8 +21,8 @@ off = BeforeValidator(lambda value: 0 if value is None else value)
 class SamplingSetting:
     """Settings of sampling, for example SamplingSetting(0.7, top_p=0.9).
 
-    `nde_talf.decoding.nucleus.nucleus` defines what top-k, top-p and min-p keep. They are applied
-    in this order after the temperature, as in transformers. At temperature 0 they change nothing.
+    `nucleus` defines what top-k, top-p and min-p keep. They are applied in this order after the
+    temperature, as in transformers. At temperature 0 they change nothing.
     """
 
     temperature: Annotated[float, Field(ge=0)] = 1.0

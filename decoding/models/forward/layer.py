@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.attention import attend
-from nde_talf.decoding.forward.fused_weights import Apart, FusedPart, Linear
-from nde_talf.decoding.forward.onednn import linear
-from nde_talf.decoding.forward.original import optional
-from nde_talf.decoding.forward.rotary import Angles, rotate
-from nde_talf.decoding.forward.seen import Seen
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.forward.attention import attend
+from nde_talf.decoding.models.forward.fused_weights import Apart, FusedPart, Linear
+from nde_talf.decoding.models.forward.onednn import linear
+from nde_talf.decoding.models.forward.rotary import Angles, rotate
+from nde_talf.decoding.models.forward.seen import Seen
+from nde_talf.decoding.models.forward.transformers import optional
 
 SHORT = 1 << 14
 """Below so many numbers, a norm's time is spent in its calls."""

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.drafter import Drafter, DraftPoint
-from nde_talf.decoding.ngram_settings import NgramConfig
-from nde_talf.decoding.sampling import SamplingSetting
+from nde_talf.decoding.drafters.base import Drafter, DraftPoint
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
+from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.decoding.tree import Accepted, DraftTree
 
 

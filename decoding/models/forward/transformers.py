@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nde_talf.decoding.cache import KVCache
-from nde_talf.decoding.forward.windows import Window, masks
+from nde_talf.decoding.models.cache import KVCache
+from nde_talf.decoding.models.forward.windows import Window, masks
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

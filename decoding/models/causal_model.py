@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from nde_talf.decoding.base_model import Model
-from nde_talf.decoding.fitness import choose_forward
-from nde_talf.decoding.loading import load_module
+from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.choose_forward import choose_forward
+from nde_talf.decoding.models.loading import load_module
 
 
 class CausalModel(Model):

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, StaticLayer
 
-from nde_talf.decoding.cache import KVCache, Slots
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.device import asynchronous, blocked, upload
-from nde_talf.decoding.session import Forward, Shapes, TreeSession
+from nde_talf.decoding.models.cache import KVCache, Slots
+from nde_talf.decoding.models.tree_session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut

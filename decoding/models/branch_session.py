@@ -17,9 +17,9 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.forward.original import TransformersForward
-from nde_talf.decoding.forward.windows import Window
-from nde_talf.decoding.session import Forward, TreeSession
+from nde_talf.decoding.models.forward.transformers import TransformersForward
+from nde_talf.decoding.models.forward.windows import Window
+from nde_talf.decoding.models.tree_session import Forward, TreeSession
 
 _AGAIN = 16
 """Rows of accepted tokens that are run again in front of a tree, before a pass of their own."""

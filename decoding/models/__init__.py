@@ -1,0 +1,1 @@
+"""Target and draft as decoding runs them: loading, forward passes, caches, sessions."""

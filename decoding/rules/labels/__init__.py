@@ -1,0 +1,1 @@
+"""Expected accepted tokens of all actions from one super-tree, by verification rule."""
