@@ -21,6 +21,7 @@ from nde_talf.decoding.model import CausalModel
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.setting import AUTO, SamplingSetting, read_draft_temperature
 from nde_talf.decoding.static import MARGIN, StaticShapes
+from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
@@ -40,7 +41,6 @@ from nde_talf.pipelines.config.schema import (
 )
 from nde_talf.pipelines.runs.manifest import MANIFEST
 from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.pipelines.stages.stage import Stage
