@@ -6,6 +6,8 @@ torch's default on a machine with a busy second core.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -37,3 +39,18 @@ def choose_threads(target: Model) -> None:
     layers = (each.numel() for each in target.body.parameters() if each.shape[:1] != vocabulary)
     _chosen = _first if max(layers, default=0) >= fused_weights.LARGE else 1
     torch.set_num_threads(_chosen)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use `count` CPU threads inside the block; 0 changes nothing."""
+    global asked
+    before, given = torch.get_num_threads(), asked
+    if count:
+        torch.set_num_threads(count)
+        asked = True
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        asked = given

@@ -20,13 +20,13 @@ from nde_talf.decoding.models.choose_forward import HALF, SAME
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
+from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.lossless import first_difference
 from nde_talf.pipelines.commands.check import CheckConfig
 from nde_talf.pipelines.runs.decoder import describe, make_decoder, plain_of
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import pair_of
-from nde_talf.pipelines.runs.threads import threads
 
 BINS = 10
 ROUNDING = (

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 from rich.table import Table
+from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
@@ -150,6 +151,17 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
         raise UserError("\n".join(first.values()))
 
 
+def _bytes_of_context(model: Any) -> int:
+    """Return what the cache takes for a token; 0 without attention, as in Mamba."""
+    text = model.config.get_text_config()
+    given = text.to_dict()
+    if not (heads := given.get("num_attention_heads")):
+        return 0
+    keys = given.get("num_key_value_heads") or heads
+    keys *= given.get("head_dim") or text.hidden_size // heads
+    return int(2 * text.num_hidden_layers * keys * model.dtype.itemsize)
+
+
 def _print_sizes(config: Config) -> None:
     """Print what models take, and what stages take at most.
 
@@ -162,13 +174,11 @@ def _print_sizes(config: Config) -> None:
     rows = models["target"].get_output_embeddings().out_features
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
-        size, text = model.dtype.itemsize, model.config.get_text_config()
-        given, memory = text.to_dict(), memory + 2 * count * size
-        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(count * size)}")
-        if heads := given.get("num_attention_heads"):  # Mamba has none
-            keys = given.get("num_key_value_heads") or heads
-            keys *= given.get("head_dim") or text.hidden_size // heads
-            contexts.append(2 * text.num_hidden_layers * keys * size)
+        size = count * model.dtype.itemsize
+        memory += 2 * size
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(size)}")
+        if cached := _bytes_of_context(model):
+            contexts.append(cached)
             table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
     batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained.values())]
     logits = 16 * rows * max(batch * length for batch, length in batches)
@@ -181,8 +191,8 @@ def _print_sizes(config: Config) -> None:
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
-        size = decimal(roots * (2 * (target + 2 * draft) + 4 * numbers))
-        table.add_row("traces on disk", f"{size}, at most {roots:,} roots")
+        taken = decimal(roots * (2 * (target + 2 * draft) + 4 * numbers))
+        table.add_row("traces on disk", f"{taken}, at most {roots:,} roots")
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
@@ -214,8 +224,11 @@ def _print_data(config: Config, whole: bool) -> None:
         return
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
-    if not (whole and config.data.sets):
-        return
+    if whole and config.data.sets:
+        _print_prompts(config, tokenizer)
+
+
+def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
     configs = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
     context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
     prompts = set_prompts(config, tokenizer, context)

@@ -19,9 +19,9 @@ from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
+from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT
 from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
 from nde_talf.pipelines.stages.pair import ANSWERED, answers_to_learn
 from nde_talf.selector.table_fit import PROBES

@@ -29,7 +29,7 @@ def quiet() -> None:
     )
     for text in routine:
         warnings.filterwarnings("ignore", message=f".*{text}")
-    # Short of memory, torch would go on with a kernel that rounds otherwise, and the result would
+    # Short of memory, torch would take a kernel that rounds otherwise, and the result would
     # be another one.
     warnings.filterwarnings("error", message="mkldnn.* failed, switching to")
 

@@ -248,15 +248,20 @@ def _models(config: Config) -> Iterator[str]:
         folders["draft.warm_start"] = config.draft.warm_start
     for key, folder in folders.items():
         path, model = Path(folder), key != "draft.warm_start"
-        gguf = model and path.suffix == SUFFIX
-        on_hub = model and not gguf and is_hub_name(folder)
-        if path.is_dir() or (gguf and path.is_file()) or (on_hub and not path.exists()):
+        if path.is_dir() or (model and _is_model(folder)):
             continue
+        gguf = model and path.suffix == SUFFIX
         fault = "it is a file" if path.exists() else f"there is no such {'file' * gguf or 'folder'}"
         yield (
             f"{key}={folder}: {lacks(path) or fault}. Give a folder, or for a model a GGUF file or"
             " a hub name (NAME or ORG/NAME)."
         )
+
+
+def _is_model(name: str) -> bool:
+    """Return whether `name` is a GGUF file, or may be on the hub."""
+    path = Path(name)
+    return path.is_file() if path.suffix == SUFFIX else is_hub_name(name) and not path.exists()
 
 
 def _folders(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -98,14 +98,7 @@ def answer(error: BaseException) -> None:
     if disk := next(filter(None, map(_fault_of_disk, chain)), None):
         fail(str(disk_error(named.filename if named else "paths.checkpoints", disk)))
     if short is not None:
-        for each in chain:
-            each.__traceback__ = None  # its frames hold what took the memory
-        fail(
-            "the memory is too small, or other programs use it"
-            f" ({_first_lines(short) or 'MemoryError'}). Close them, or ask for less at"
-            " once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller"
-            " models; then run the same command again. Everything finished so far is kept."
-        )
+        _fail_for_memory(chain, short)
     if named is not None and named.errno in _FILES:
         fail(
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
@@ -119,6 +112,17 @@ def answer(error: BaseException) -> None:
             " again. Everything finished so far is kept."
         )
     raise error
+
+
+def _fail_for_memory(chain: Iterable[BaseException], short: BaseException) -> None:
+    for each in chain:
+        each.__traceback__ = None  # its frames hold what took the memory
+    fail(
+        "the memory is too small, or other programs use it"
+        f" ({_first_lines(short) or 'MemoryError'}). Close them, or ask for less at"
+        " once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller"
+        " models; then run the same command again. Everything finished so far is kept."
+    )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ from nde_talf.selector.schema import selectable
 
 
 def check_machine(config: Config) -> None:
-    """Raise UserError for a device, a latency table or a login that this machine does not have."""
+    """Raise UserError for a device, a latency table or a login that this machine lacks."""
     check_device(config.model.device)
     for name in config.selector.verifiers:
         selectable(name, "selector.verifiers")

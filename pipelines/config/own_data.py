@@ -78,7 +78,7 @@ def _own_prompts(config: Config) -> dict[str, PromptSet]:
 
 
 def _own_dialogues(config: Config) -> bool:
-    """Tell whether the layout of dialogues is to be recognised: a hub's preset names its turns."""
+    """Return whether dialogues' layout is to be recognised: a hub's preset names its turns."""
     own, read = config.dialogues, config.stage in ("all", "draft")
     preset = own.column or own.user
     known = preset and not Path(str(own.source)).exists()
@@ -86,7 +86,7 @@ def _own_dialogues(config: Config) -> bool:
 
 
 def _readable(source: str | None) -> bool:
-    """Tell whether there is a source to read; a file that is missing is told by another check."""
+    """Return whether a source can be read; `check_config` reports a missing file."""
     if not source:
         return False
     return Path(source).suffix not in FILE_FORMATS or Path(source).exists()

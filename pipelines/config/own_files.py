@@ -1,4 +1,4 @@
-"""Read one's own data: what the file will bear.
+"""Read one's own data, and fit the configuration to it.
 
 Columns become templates, counts and splits follow its size, and three rows are shown. Imports no
 torch.

@@ -283,7 +283,7 @@ def locate(stage: Stage, config: Config) -> Path:
 def told(differing: list[tuple[str, Any, Any]]) -> str:
     """Write differences as "key: recorded, given"; those beyond the first few are counted.
 
-    A file of another name is told once, by the key that names it.
+    A file of another name is listed once, by the key that names it.
     """
     listed = [
         f"{key.removeprefix('files.')}: its content changed"

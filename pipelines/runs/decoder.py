@@ -1,6 +1,6 @@
 """The decoder of a run: what it is made of, its text as it comes, and its figures in words.
 
-`nde_talf.pipelines.commands.generate` is the command; this module is what needs torch.
+`nde_talf.pipelines.commands.generate` is the command; this module needs torch.
 """
 
 from contextlib import suppress
@@ -33,6 +33,7 @@ from nde_talf.decoding.policies.ngram import NgramTree
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
+from nde_talf.decoding.threads import threads
 from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.protocol import HEAD_TREE, STATIC_TREE
 from nde_talf.evaluation.sample_text import pieces
@@ -42,7 +43,6 @@ from nde_talf.pipelines.config.policies import default_verifier, make_policy
 from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import load_head_draft, pair_of
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
@@ -152,18 +152,28 @@ def make_decoder(
             target = pair.target(*placed)
     finally:
         console.quiet = False
-    drafter: Drafter | None = None
-    if kind == "lm":
-        if run.shipped and isinstance(policy, NeuralPolicy):
-            text = pair.rows("held_out")[0].tolist()
-            prices = table_here(policy.table, target, draft, text, static is not None)
-            policy = NeuralPolicy(policy.selector, prices)
-        drafter = LMDrafter(draft, static)
-    elif kind == "ngram":
-        drafter = NgramDrafter(target.vocab_size, config.ngram)
-    elif kind == "head":
-        drafter = load_head_draft(export, target, any_weights=run.shipped).drafter(static)
+    if kind == "head":
+        draft = load_head_draft(export, target, any_weights=run.shipped)
+    drafter = _drafter(kind, draft, target, config, static)
+    if kind == "lm" and run.shipped and isinstance(policy, NeuralPolicy):
+        text = pair.rows("held_out")[0].tolist()
+        prices = table_here(policy.table, target, draft, text, static is not None)
+        policy = NeuralPolicy(policy.selector, prices)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
+
+
+def _drafter(
+    kind: str | None,
+    draft: Any,
+    target: CausalModel,
+    config: GenerateConfig,
+    static: StaticShapes | None,
+) -> Drafter | None:
+    if kind == "ngram":
+        return NgramDrafter(target.vocab_size, config.ngram)
+    if kind == "lm":
+        return LMDrafter(draft, static)
+    return draft.drafter(static) if kind else None
 
 
 def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:

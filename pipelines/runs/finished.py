@@ -38,7 +38,7 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def check_name(key: str, run: str | None) -> None:
-    """Check that `run` can be a run's name: that of a folder in paths.checkpoints.
+    """Check that `run` can be a run's name, the name of a folder in paths.checkpoints.
 
     So no run writes or reads outside. None is no run.
 
@@ -117,7 +117,7 @@ class Run:
             )
 
     def stage(self, name: str) -> Path:
-        """The folder of a stage: this run's own, or else that of a base."""
+        """Return the folder of a stage in this run, or else in a base."""
         return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
 
     def head_action(self, temperature: float) -> Action:

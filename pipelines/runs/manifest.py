@@ -49,7 +49,7 @@ FORMAT = Format("manifest", "redo the stage with force=true", Manifest)
 
 
 def artefacts(folder: Path) -> dict[str, str]:
-    """Checksums of what a stage made, by path.
+    """Return checksums of what a stage made, by path.
 
     A trace store is known by its index, which holds the checksums of the shards.
     """
@@ -68,7 +68,7 @@ def artefacts(folder: Path) -> dict[str, str]:
 
 
 def identity(manifest: dict[str, Any]) -> str:
-    """The hash of what was made and of the settings it was made with."""
+    """Hash what was made and the settings it was made with."""
     return content_digest([manifest["settings"], manifest["artefacts"]])
 
 

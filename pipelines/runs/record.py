@@ -36,7 +36,7 @@ def asked() -> str:
 
 
 def remember(run: Path, base: str | None) -> None:
-    """Write this process's arguments, or those of a job of a sweep, into the folder of a run."""
+    """Write the arguments of this process or sweep job into the folder of a run."""
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     arguments = [masked(each.removeprefix("++")) for each in given]
     command = shlex.join(["nde", "run", *arguments])
@@ -63,7 +63,7 @@ def completed(arguments: Sequence[str]) -> list[str]:
     root = Path(values.get("paths.checkpoints", "checkpoints")).expanduser()
     name = values.get("run", "default")
     swept = "run" not in values and {"sweep", "-m", "--multirun"} & values.keys()
-    # Without more keys a run goes on that was ended before it had made anything.
+    # Without more keys, a run that ended before it had made anything is continued.
     own, base = _recorded(root, None if swept else name, anyway=not lasting(given))
     base = values.get("base") or base
     complete = merged(merged(_recorded(root, base)[0], own), given)
@@ -80,7 +80,7 @@ def completed(arguments: Sequence[str]) -> list[str]:
 
 
 def _recorded(root: Path, name: str | None, anyway: bool = False) -> tuple[list[str], str | None]:
-    """Return the arguments and the base in a run's record; a wrong name is told later."""
+    """Return the arguments and the base in a run's record; none for a wrong name."""
     record = read_record(root / name, anyway) if name and NAME.fullmatch(name) else {}
     return lasting(record.get("arguments", [])), record.get("base")
 

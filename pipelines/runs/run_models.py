@@ -9,15 +9,15 @@ from typing import Any
 from nde_talf.data.text.pair import LoneTarget, Pair
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.precision import type_of_draft
+from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.pipelines.config.schema import PASSES, Config
 from nde_talf.pipelines.runs.finished import Run
-from nde_talf.pipelines.runs.threads import threads
 
 
 def needs(config: Config) -> tuple[str, ...]:
-    """The stages whose files hold the two."""
+    """Return the stages whose files hold the target and its drafter."""
     return ("pair", "draft") if config.drafter == "head" else ("pair",)
 
 
@@ -51,5 +51,5 @@ def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel,
 
 
 def load_head_draft(folder: Path, target: CausalModel, any_weights: bool = False) -> HeadDraft:
-    """The head in `folder`, as a draft for `target`. any_weights: see `load_head`."""
+    """Load the head in `folder` as a draft for `target`. any_weights: see `load_head`."""
     return HeadDraft(load_head(folder, target, any_weights=any_weights))

@@ -134,7 +134,7 @@ def _scalars(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
-    """Open the W&B run of a stage; its files lie in `wandb`, beside the stage's folder."""
+    """Open the W&B run of a stage; its files go to `wandb`, beside the stage's folder."""
     root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")

@@ -1,6 +1,6 @@
 """Text that a target samples: answers to prompts, continuations, and text without any data.
 
-It is written in shards, so that a killed run goes on, and shards that are there are read.
+It is written in shards. A killed run reads the shards that exist and writes the others.
 """
 
 from collections import Counter

@@ -72,13 +72,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if config.dialogues.source:
             rows, held_out = dialogue_rows(config, folders, tokenizer, room)
         else:
-            rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
-            if not len(rows):
-                raise UserError(
-                    f"{pair.folder}: this pair was made for a head that learns from dialogues, and"
-                    " holds no text to learn from. Give the dialogues (dialogues=...), or make it"
-                    " again without them: stage=pair force=true."
-                )
+            rows, held_out = _rows_of_text(pair)
         if config.dialogues.regenerate:
             free_memory()
             target = load()
@@ -103,6 +97,18 @@ def tell_engines(head: EagleHead) -> None:
     """Print why vLLM cannot serve a head, if it cannot."""
     if reason := not_for_vllm(head.family):
         console.print(f"! {reason}")
+
+
+def _rows_of_text(pair: Pair) -> tuple[TokenRows, TokenRows]:
+    """Return the pair's text to learn from, and its held-out text. Raises UserError without any."""
+    rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
+    if not len(rows):
+        raise UserError(
+            f"{pair.folder}: this pair was made for a head that learns from dialogues, and"
+            " holds no text to learn from. Give the dialogues (dialogues=...), or make it"
+            " again without them: stage=pair force=true."
+        )
+    return rows, held_out
 
 
 def export_head(

@@ -25,6 +25,7 @@ from nde_talf.decoding.sampling.sampling_setting import (
     SamplingSetting,
     read_draft_temperature,
 )
+from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
@@ -44,7 +45,6 @@ from nde_talf.pipelines.config.schema import (
 )
 from nde_talf.pipelines.runs.manifest import MANIFEST
 from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.pipelines.stages.stage import Stage

@@ -12,10 +12,10 @@ from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.decoding.sampling.sampling_setting import RAW
+from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import read_manifest
 from nde_talf.pipelines.runs.run_models import load_drafted, needs, timed_on
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.runs.tracking import tracked
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.prices import AGREE, LatencyTable

@@ -6,6 +6,7 @@ from pathlib import Path
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.device import free_memory
+from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.model.families import NoHeadError
 from nde_talf.pipelines.commands.dry_run import expected
 from nde_talf.pipelines.commands.signals import raise_signals, raise_swallowed
@@ -15,12 +16,11 @@ from nde_talf.pipelines.runs.attempt import Attempt
 from nde_talf.pipelines.runs.finished import read_record
 from nde_talf.pipelines.runs.lock import locked
 from nde_talf.pipelines.runs.record import remember
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.stages.pair import check_template
 from nde_talf.pipelines.stages.table import BY_NAME
 
 LONG = 600
-"""Seconds of a stage that are told when it begins."""
+"""Stages that take more seconds print an estimate when they begin."""
 SKIPPED = (
     "skipped, as nothing drafts whose trees could be traced (model.draft=distil trains a draft"
     " model)"

@@ -18,10 +18,10 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling.sampling_setting import RAW
+from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
-from nde_talf.pipelines.runs.threads import threads
 from nde_talf.pipelines.runs.tracking import tracked
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.fingerprint import fingerprint

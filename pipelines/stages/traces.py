@@ -84,7 +84,7 @@ def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
 
 
 def _finished(stores: dict[str, Path], count: int, prompts: int) -> TraceStore:
-    """Finish all stores, and return that of the traces.
+    """Finish all stores, and return the store of the traces.
 
     Raises UserError if some of `count` shards that workers wrote are not seen here, or where no
     text is long enough to hold a root.

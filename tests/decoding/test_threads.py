@@ -44,7 +44,7 @@ def printed(script, unset, **variables):
         ("", "torch.set_num_threads(31)", "31"),
         (
             "",
-            f"from nde_talf.pipelines.runs.threads import threads; own = threads({USABLE});"
+            f"from nde_talf.decoding.threads import threads; own = threads({USABLE});"
             " own.__enter__()",
             str(USABLE),
         ),
