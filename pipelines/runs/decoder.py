@@ -144,6 +144,7 @@ def make_decoder(
     policy, rule = choose_policy(config, run)
     kind = None if policy.trees == "none" else config.drafter
     _check_drafter(kind, config, policy, pair.has_draft, export)
+    draft: Any = None
     console.quiet = True  # the text is all that is printed before the figures
     try:
         if kind == "lm":
