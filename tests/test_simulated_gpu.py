@@ -22,7 +22,7 @@ from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.models.forward import attention, fused_weights
 from nde_talf.decoding.models.lm_head import Readout
 from nde_talf.decoding.models.tree_session import TreeSession
-from nde_talf.decoding.rules import residual
+from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.verification_table import Draws, look_up
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
@@ -195,7 +195,7 @@ if __name__ == "__main__":  # prints the table of benchmarks/results/gpu.md
 
     with pytest.MonkeyPatch.context() as patch, gpu(patch) as place:
         if "--before" in sys.argv:
-            patch.setattr(residual, "asynchronous", lambda device: False)
+            patch.setattr(verification_table, "asynchronous", lambda device: False)
         for drafter in ("lm", "head", "selector"):
             for setting in (SamplingSetting(0.6), SamplingSetting(0.6, 0.9)):
                 for rule in RULES:

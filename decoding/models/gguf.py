@@ -144,9 +144,16 @@ def _read(file: Path) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as alone:  # transformers looks for JSON files beside it
         Path(alone, file.name).symlink_to(file)
         made: Any = AutoModelForCausalLM.from_pretrained(
-            alone, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True
+            alone,
+            gguf_file=file.name,
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
         loaded, report = made
         if missing := report["missing_keys"]:
             raise ValueError(f"it lacks {min(missing)}")
-        return loaded, AutoTokenizer.from_pretrained(alone, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            alone, gguf_file=file.name, trust_remote_code=False
+        )
+        return loaded, tokenizer

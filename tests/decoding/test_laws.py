@@ -24,7 +24,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
 from nde_talf.decoding.registry import EVERY
-from nde_talf.decoding.rules import residual
+from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.residual import Residual, accept
 from nde_talf.decoding.testing import exact_law, expectation
 from nde_talf.decoding.verifier import check_compatible
@@ -145,7 +145,7 @@ def test_laws_through_one_table_are_todays_and_the_targets(tree, night, monkeypa
         for tables, bound in all_tables(night):
             todays = exact_law(partial(step, name=name, tables=tables))
             with monkeypatch.context() as patch:
-                patch.setattr(residual, "asynchronous", lambda device: True)
+                patch.setattr(verification_table, "asynchronous", lambda device: True)
                 assert distance(exact_law(partial(step, name=name, tables=tables)), todays) < bound
                 assert error(tree, name, tables) < bound
 
