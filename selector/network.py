@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.selector.export import VECTORS, read_export, unfit, write_export
+from nde_talf.decoding.common.files import reading
+from nde_talf.selector.export import (
+    CONFIG,
+    FORMAT,
+    VECTORS,
+    read_export,
+    unfit,
+    write_export,
+)
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
@@ -182,7 +190,8 @@ class Selector(nn.Module):
                 that takes no delayed trees.
         """
         schema, weights, table = read_export(Path(folder))
-        with torch.random.fork_rng(devices=[]):  # a new network draws its weights
+        # A new network draws its weights.
+        with reading(Path(folder) / CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
             selector = cls(schema)
         if (counts := weights.get("static_contexts")) is not None:  # a column per context seen
             selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
