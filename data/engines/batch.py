@@ -92,12 +92,8 @@ def _prefilled(
                 continue
             both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:
-                needed = sum(each[0, :, 0].nbytes for each in both) * model.layers * len(prompts)
-                if needed * (width + more) > free:  # else Linux would end the process
-                    raise MemoryError("the keys and values of a batch")
-                shape = len(prompts), layer.keys.shape[1], width
-                keys, values = (each.new_zeros(*shape, each.shape[-1]) for each in both)
-                cache.update(keys, values, index)
+                slots = model.layers * len(prompts) * (width + more)
+                cache.update(*_batch_of(both, len(prompts), width, slots, free), index)
             to = cache.layers[index]
             for into, states in zip((to.keys, to.values), both, strict=True):
                 into[row, :, width - own.length : width] = states[0]
@@ -105,6 +101,18 @@ def _prefilled(
         slots = [[*range(len(prompt) - width, len(prompt))] for prompt in prompts]
         cache.positions = torch.tensor(slots, device=model.device).clamp_(0)
     return cache, torch.stack(ends)
+
+
+def _batch_of(
+    both: tuple[Tensor, Tensor], count: int, width: int, slots: int, free: float
+) -> list[Tensor]:
+    """Make keys and values [count, heads, width, D] like `both`, of which `slots` will be held.
+
+    Raises MemoryError where these need more than `free` bytes: Linux would end the process.
+    """
+    if slots * sum(each[0, :, 0].nbytes for each in both) > free:
+        raise MemoryError("the keys and values of a batch")
+    return [each.new_zeros(count, each.shape[1], width, each.shape[-1]) for each in both]
 
 
 def _moved(going: list[int]) -> list[int]:

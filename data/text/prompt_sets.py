@@ -131,14 +131,21 @@ def _draw(
             prompts.append(prompt)
             seen.add(prompt.id)
             notes.update((UNUSED, each) for each in unused)
+    _check_count(prompts, count, part.source, key, notes)
+    return prompts, +notes
+
+
+def _check_count(
+    prompts: list[Prompt], count: int, source: str, key: str, notes: Counter[tuple[str, str]]
+) -> None:
+    """Raise UserError where a source has fewer than `count` prompts."""
     if len(prompts) < count:
         others = "".join(f"; {line}" for line in told(+notes))
         raise UserError(
-            f"{key}: {count} prompts are asked of {part.source!r} (data.prompt_count, in equal"
+            f"{key}: {count} prompts are asked of {source!r} (data.prompt_count, in equal"
             f" parts), which has {len(prompts)}{others}. Lower data.prompt_count, or choose another"
             " split."
         )
-    return prompts, +notes
 
 
 def _text_of(
