@@ -93,7 +93,8 @@ def _prefilled(
             both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:
                 slots = model.layers * len(prompts) * (width + more)
-                cache.update(*_batch_of(both, len(prompts), width, slots, free), index)
+                keys, values = _batch_of(both, len(prompts), width, slots, free)
+                cache.update(keys, values, index)
             to = cache.layers[index]
             for into, states in zip((to.keys, to.values), both, strict=True):
                 into[row, :, width - own.length : width] = states[0]
