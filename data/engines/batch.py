@@ -92,8 +92,8 @@ def _prefilled(
                 continue
             both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:
-                slots = model.layers * len(prompts) * (width + more)
-                keys, values = _batch_of(both, len(prompts), width, slots, free)
+                held = model.layers * len(prompts) * (width + more)
+                keys, values = _batch_of(both, len(prompts), width, held, free)
                 cache.update(keys, values, index)
             to = cache.layers[index]
             for into, states in zip((to.keys, to.values), both, strict=True):
