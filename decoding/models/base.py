@@ -21,7 +21,6 @@ from nde_talf.decoding.models.configuration import (
 from nde_talf.decoding.models.end_tokens import end_tokens
 from nde_talf.decoding.models.forward.hooks import with_features
 from nde_talf.decoding.models.forward.transformers import TransformersForward, optional, windows
-from nde_talf.decoding.models.forward.windows import Window
 from nde_talf.decoding.models.lm_head import Readout
 from nde_talf.decoding.models.tree_session import TreeSession
 
@@ -33,16 +32,8 @@ class NativePass(Protocol):
     way: str
     capped: bool
 
-    def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache | None,
-        windows: dict[str, Window | None],
-        features: Sequence[int] = (),
-    ) -> Tensor:
-        """Return states [B, n, (1 + len(features)) H]."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return states [B, n, (1 + len(features)) H], see `NativeForward.__call__`."""
 
 
 class Model:

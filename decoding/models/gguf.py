@@ -1,8 +1,7 @@
-"""GGUF files of others, read by transformers' own reader.
+"""Convert GGUF files into ordinary model folders, by transformers' own reader.
 
-A file is converted once, into a folder of dequantised bfloat16 weights with tokenizer and chat
-template, which lies in the user's cache under the file's checksum. Everything else reads that
-folder. Imports no torch.
+A conversion holds dequantised bfloat16 weights, tokenizer and chat template. It is made once and
+kept in the user's cache under the file's checksum. Imports no torch.
 """
 
 import tempfile

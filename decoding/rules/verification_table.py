@@ -28,7 +28,7 @@ class Draws(NamedTuple):
     Attributes:
         tokens: [M, K], in draft order.
         entered: [M, K], the row of each draw; N for a repeated or a missing one.
-        counts: [M], draws of each node.
+        counts: [M], number of draws of each node.
     """
 
     tokens: Tensor
@@ -37,13 +37,14 @@ class Draws(NamedTuple):
 
 
 def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False) -> Any:
-    """Return what gives the nodes of a tree of i.i.d. draws, for a rule of `Residual` states.
+    """Return a function from a node's number to the node, in a tree of i.i.d. draws.
 
-    On a GPU they come in one transfer, otherwise as they are looked at.
+    The rule's states are `Residual`s. On a GPU one transfer brings the numbers of all nodes;
+    elsewhere a node is computed when the rule visits it.
 
     Args:
         tree: with p and q on one device.
-        rng: for a token at each node.
+        rng: draws a residual token at each node.
         offered: how many draws the rule looks at; None: all.
         bottom_up: nodes are reached with a weight (Traversal).
     """
@@ -53,7 +54,10 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
 
 
 class _Rows(NamedTuple):
-    """Rows p, q [n, V] of nodes, as `reject` looks at them; w0: a number, or of each node [n]."""
+    """Rows p, q [n, V] of nodes, in the form that `reject` takes.
+
+    In its methods w0 is one weight for all nodes, or a weight per node [n].
+    """
 
     p: Tensor
     q: Tensor

@@ -32,10 +32,11 @@ from nde_talf.draft_training.model.families import family_named, not_for_vllm
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
     Size,
+    count_roots,
     from_size,
+    made_in,
     measured,
     minutes,
-    roots_of,
     rows_of,
     works,
 )
@@ -114,7 +115,7 @@ def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], s
     else:
         prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
         how = "sizes, not measured"
-    work = works(config, size, {name: locate(s, config) for name, s in BY_NAME.items()})
+    work = works(config, size, made_in({name: locate(s, config) for name, s in BY_NAME.items()}))
     return {name: minutes(work[name], prices) for name in to_do}, how
 
 
@@ -187,7 +188,7 @@ def _print_sizes(config: Config) -> None:
     memory += max(logits, answers * max(contexts))
     table.add_row("memory, at most about", decimal(memory))
     if "draft" in models:
-        roots = sum(roots_of(traces))
+        roots = sum(count_roots(traces))
         target, draft = (model.get_output_embeddings().in_features for model in models.values())
         samples = max(traces.samples, traces.validation_samples)
         numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)

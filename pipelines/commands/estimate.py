@@ -1,7 +1,7 @@
 """Estimate how long the stages of a run take on this machine.
 
-Work is counted in passes of the target, those of smaller models by their share of its size. Times
-are work times prices, which are measured, or follow from sizes where loading would take long.
+Work is counted in passes of the target; a smaller model's pass counts by its share of parameters.
+Minutes are counts times prices. Prices are measured, or follow from sizes where loading takes long.
 """
 
 import time
@@ -97,7 +97,7 @@ def measured(model: CausalModel, decoding: int) -> Work:
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:
-    """Return the time of a second call: of this thread, where it works alone."""
+    """Time a second call of `run`: CPU time where torch has one thread, else wall time."""
     device, alone = run().device, torch.get_num_threads() == 1
     clock = synchronised(time.thread_time if alone else time.perf_counter, device)
     started = clock()
@@ -105,7 +105,7 @@ def _seconds(run: Callable[[], Tensor]) -> float:
     return clock() - started
 
 
-def roots_of(traces: TracesConfig) -> tuple[int, int]:
+def count_roots(traces: TracesConfig) -> tuple[int, int]:
     """Count the roots of both splits, at most: (train, validation)."""
     counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
     train, validation = (
@@ -115,8 +115,29 @@ def roots_of(traces: TracesConfig) -> tuple[int, int]:
     return train, validation
 
 
-def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Work]:
-    """Count what is left to do in every stage; what is in its folder already is not counted."""
+class Made(NamedTuple):
+    """Shards that are in the folders of stages already, and steps of the head's training."""
+
+    pair_answers: int = 0
+    pair_questions: int = 0
+    head_answers: int = 0
+    head_steps: int = 0
+    traces: int = 0
+
+
+def made_in(folders: dict[str, Path]) -> Made:
+    """Count what an interrupted run has made, by the folders of its stages."""
+    pair, draft, steps = folders["pair"], folders["draft"], 0
+    stores = pair / "answers", pair / "questions", draft / "answers", folders["traces"]
+    answers, questions, dialogues, traces = (len([*path.glob("*.parquet")]) for path in stores)
+    with suppress(OSError):
+        begun = torch.load(draft / "training" / CHECKPOINT, mmap=True, weights_only=True)
+        steps = begun["global_step"]
+    return Made(answers, questions, dialogues, steps, traces)
+
+
+def works(config: Config, size: Size, made: Made = Made()) -> dict[str, Work]:
+    """Count the work of every stage that is not `made` yet."""
     head, drafter = size.head / size.target, size.head
     if size.draft and config.drafter == "lm":
         drafter = size.draft
@@ -126,33 +147,33 @@ def works(config: Config, size: Size, folders: dict[str, Path]) -> dict[str, Wor
     groups = {*evaluation.methods} & {*(WITHOUT_DRAFT if config.drafter == "nobody" else METHODS)}
     texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
     texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
-    selector, roots = config.selector, sum(roots_of(config.traces))
+    selector, roots = config.selector, sum(count_roots(config.traces))
     epochs = selector.epochs * selector.folds * len(selector.verifiers)
     return {
-        "pair": _pair(config, share, folders["pair"]),
-        "draft": _head(config, head, folders["draft"]),
+        "pair": _pair(config, share, made),
+        "draft": _head(config, head, made),
         "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
-        "traces": _traces(config.traces, share, folders["traces"]),
+        "traces": _traces(config.traces, share, made.traces),
         "selector": Work(seconds=5 + EPOCH * roots * epochs),
         "evaluate": Work(0, texts * evaluation.new_tokens, 0, 5),
     }
 
 
-def _left(folder: Path, count: int, size: int) -> int:
-    """Return how many of `count` texts, in shards of `size`, are not in a folder yet."""
-    return max(0, count - size * len([*folder.glob("*.parquet")]))
+def _left(count: int, shards: int, size: int) -> int:
+    """Return how many of `count` texts are left after so many shards of `size`."""
+    return max(0, count - size * shards)
 
 
-def _pair(config: Config, share: float, folder: Path) -> Work:
+def _pair(config: Config, share: float, made: Made) -> Work:
     data, model, size = config.data, config.model, config.engine.batch
     rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
     trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
     texts = (data.answers or ANSWERED) // 4 if data.source in (ANSWERS, SELF) else 0
     if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
         texts += answers_to_learn(config)
-    tokens = _left(folder / "answers", texts, size) * data.answer_tokens
+    tokens = _left(texts, made.pair_answers, size) * data.answer_tokens
     if data.source == SELF:
-        tokens += _left(folder / "questions", data.prompt_count, size) * QUESTION
+        tokens += _left(data.prompt_count, made.pair_questions, size) * QUESTION
     return Work(trained + tokens, tokens / TOGETHER, 0, 10)
 
 
@@ -162,16 +183,13 @@ def rows_of(config: Config) -> tuple[int, int]:
     return config.draft.batch, config.dialogues.length if chats else config.model.length
 
 
-def _head(config: Config, share: float, folder: Path) -> Work:
+def _head(config: Config, share: float, made: Made) -> Work:
     draft, loss, dialogues = config.draft, config.draft.loss, config.dialogues
-    tokens, (batch, length), steps = 0, rows_of(config), draft.steps
+    tokens, (batch, length), steps = 0, rows_of(config), draft.steps - made.head_steps
     if config.data.source == SELF or dialogues.regenerate:
         texts = dialogues.count or config.data.self_made.count
-        tokens = _left(folder / "answers", texts, config.engine.batch)
+        tokens = _left(texts, made.head_answers, config.engine.batch)
         tokens *= min(dialogues.new_tokens, ANSWER) + QUESTION
-    with suppress(OSError):
-        begun = torch.load(folder / "training" / CHECKPOINT, mmap=True, weights_only=True)
-        steps -= begun["global_step"]
     trees = (1 - draft.chain_fraction) * min(draft.roots or length, length) * (loss.depth - 1)
     more = trees / length * (loss.k if loss.target_trees else 1)
     passes = 1 + more * loss.target_trees + 3 * share * (1 + more)
@@ -179,12 +197,12 @@ def _head(config: Config, share: float, folder: Path) -> Work:
     return Work(rows * passes + tokens, tokens / TOGETHER)
 
 
-def _traces(traces: TracesConfig, share: float, folder: Path) -> Work:
-    train, validation = roots_of(traces)
+def _traces(traces: TracesConfig, share: float, shards: int) -> Work:
+    train, validation = count_roots(traces)
     trees = validation * (traces.validation_samples or traces.samples)
     trees += train * traces.samples * (traces.labels == "trees")
     prompts = traces.train_prompts + traces.validation_prompts
-    left = _left(folder, prompts, traces.shard_prompts) / prompts
+    left = _left(prompts, shards, traces.shard_prompts) / prompts
     tokens = left * prompts * len(traces.settings) * traces.new_tokens
     # Each row is run by both models, and as much again is computed of its distributions.
     rows = left * trees * super_tree_layout().inner * 2 * (1 + share)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from nde_talf.pipelines.commands.dry_run import expected
-from nde_talf.pipelines.commands.estimate import Size, Work, minutes, works
+from nde_talf.pipelines.commands.estimate import Size, Work, made_in, minutes, works
 from nde_talf.pipelines.config.command_line import composed
-from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.config.schema import STAGES, Config
 from nde_talf.pipelines.run import run
 from tests.pipelines.micro import ROOT
 from tests.refusal import refusal
@@ -17,7 +17,7 @@ PAIR = ROOT / "tests/fixtures/pair"
 
 def work_of(folder, *asked):
     config = composed(Config, *asked)
-    return works(config, SMOLLM2, {name: folder / name for name in config.stages})
+    return works(config, SMOLLM2, made_in({name: folder / name for name in STAGES}))
 
 
 def test_work_times_prices_gives_minutes():
