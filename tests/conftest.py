@@ -2,11 +2,13 @@
 
 Threads hardly spin while they wait, as test machines are shared. `precision=auto` is float32
 everywhere, also where bfloat16 is native; NDE_NATIVE_BF16=1 in the environment runs the tests as on
-a machine that has it.
+a machine that has it. Models in the user's cache are not found, so that a preset is the same on all
+machines.
 """
 
 import os
 import signal
+import tempfile
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -18,3 +20,5 @@ os.environ["NDE_NATIVE_BF16"] = os.environ.get("NDE_NATIVE_BF16") or "0"
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_CACHE = tempfile.TemporaryDirectory(prefix="nde-tests-")
+os.environ["HF_HOME"] = _CACHE.name
