@@ -7,20 +7,24 @@ distribution.
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.drafters.base import Drafter
+from nde_talf.decoding.drafters.base import Drafter, SessionDrafter
 from nde_talf.decoding.generation import Generation, Stream, stop_ids
 from nde_talf.decoding.models.base import Model
+from nde_talf.decoding.models.static_shapes import StaticSession
 from nde_talf.decoding.models.tree_session import Shapes, TreeSession
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
+from nde_talf.decoding.recorded_step import RecordedSteps, why_not
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling.logits_processing import LogitsProcess, Processed
@@ -84,7 +88,7 @@ class SpeculativeDecoder:
         target, drafter = self.target, self.drafter
         rule = VERIFIERS[self.verifier] if isinstance(self.verifier, str) else self.verifier
         self.verify = rule
-        self._layers = () if drafter is None else drafter.feature_layers
+        self.layers = () if drafter is None else drafter.feature_layers
         self._check_models()
         check_compatible(self.policy.trees, rule)
         self.draft_setting = setting = self._asked_setting()
@@ -116,9 +120,17 @@ class SpeculativeDecoder:
                 " one device."
             )
         if self.static:
-            self.static.check_layers(target, self._layers)
+            self.static.check_layers(target, self.layers)
         if self.process is not None:
             instance("process", self.process, LogitsProcess)
+        self._records = self.static is not None and self.static.graphs == "recorded"
+        if self._records and (why := why_not(self)):
+            self._records = False
+            warnings.warn(
+                f"static shapes: passes are recorded one by one, and no whole steps: {why}.",
+                Advice,
+                stacklevel=4,
+            )
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
@@ -178,14 +190,17 @@ class SpeculativeDecoder:
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         watch = Stopwatch(self.tick)
-        session = self.target.session(self._layers, self.static)
+        session = self.target.session(self.layers, self.static)
         session.reset(min(expected, self.max_context + TREE_SLOTS))
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, recorded = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, recorded, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, recorded)
+        if self._records:
+            yield from self._recorded_steps(state, rng, session, drafter, features)
+            return
         while state.room >= 0:
             with torch.inference_mode():
                 step, state = self._step(state, rng, session, drafter)
@@ -199,9 +214,12 @@ class SpeculativeDecoder:
         session: TreeSession,
         drafter: Drafter | None,
         stops: frozenset[int],
-    ) -> tuple[DecodingState, list[Any]]:
-        """Run the prompt, sample the first root, and begin the draft."""
-        hidden, features = self.target.parts(session.append(prompt), self._layers)
+    ) -> tuple[DecodingState, list[Any], Tensor]:
+        """Run the prompt, sample the first root, and begin the draft.
+
+        Returns the state, the record and the target's features at the prompt.
+        """
+        hidden, features = self.target.parts(session.append(prompt), self.layers)
         raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
@@ -219,7 +237,29 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw, [token], self.record)
+        return state, record_of(raw, [token], self.record), features
+
+    def _recorded_steps(
+        self,
+        state: DecodingState,
+        rng: Rng,
+        session: TreeSession,
+        drafter: Drafter | None,
+        features: Tensor,
+    ) -> Iterator[Step]:
+        """Yield steps as CUDA graphs hold them, whose buffers sequences share."""
+        assert self.static is not None
+        drafts, sessions = cast("SessionDrafter | None", drafter), [cast("StaticSession", session)]
+        if drafts is not None:
+            sessions.append(cast("StaticSession", drafts.session))
+        passes = [each.passes for each in sessions]
+        settings = state.setting, None if drafts is None else drafts.setting
+        key = self.verify.table, *settings, *passes
+        if key not in self.static.steps:
+            with torch.inference_mode():
+                made = RecordedSteps(self, state, passes, drafts, features)
+            self.static.steps[key] = made
+        yield from self.static.steps[key].steps(self, state, rng, sessions, drafts, features)
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
@@ -230,7 +270,7 @@ class SpeculativeDecoder:
         watch.charge("draft", policy=self.policy.seconds)
 
         states = session.grow(tree.tokens, tree.parents)
-        hidden, features = self.target.parts(states, self._layers)
+        hidden, features = self.target.parts(states, self.layers)
         raw = logits = self.target.logits(hidden)
         processed = state.processed
         if processed is not None:

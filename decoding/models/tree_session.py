@@ -7,7 +7,7 @@ tokens' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ class Shapes:
     """Fixed shapes of passes: see `nde_talf.decoding.models.static_shapes.StaticShapes`."""
 
     context: int
+    graphs: str
+    """How passes become CUDA graphs."""
+    steps: dict[Any, Any]
+    """Recorded steps, by pair and settings (`nde_talf.decoding.recorded_step`)."""
     session: Callable[..., TreeSession]
     """Makes a session of these shapes."""
     check_layers: Callable[..., None]
