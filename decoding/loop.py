@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,12 @@ from torch import Tensor
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.drafters.base import Drafter, SessionDrafter
+from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.generation import Generation, Stream, stop_ids
 from nde_talf.decoding.models.base import Model
-from nde_talf.decoding.models.static_shapes import StaticSession
 from nde_talf.decoding.models.tree_session import Shapes, TreeSession
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
-from nde_talf.decoding.recorded_step import RecordedSteps, why_not
+from nde_talf.decoding.recorded_step import recorded_steps, why_not
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling.logits_processing import LogitsProcess, Processed
@@ -199,7 +198,7 @@ class SpeculativeDecoder:
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, recorded)
         if self._records:
-            yield from self._recorded_steps(state, rng, session, drafter, features)
+            yield from recorded_steps(self, state, rng, session, drafter, features)
             return
         while state.room >= 0:
             with torch.inference_mode():
@@ -238,28 +237,6 @@ class SpeculativeDecoder:
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
         return state, record_of(raw, [token], self.record), features
-
-    def _recorded_steps(
-        self,
-        state: DecodingState,
-        rng: Rng,
-        session: TreeSession,
-        drafter: Drafter | None,
-        features: Tensor,
-    ) -> Iterator[Step]:
-        """Yield steps as CUDA graphs hold them, whose buffers sequences share."""
-        assert self.static is not None
-        drafts, sessions = cast("SessionDrafter | None", drafter), [cast("StaticSession", session)]
-        if drafts is not None:
-            sessions.append(cast("StaticSession", drafts.session))
-        passes = [each.passes for each in sessions]
-        settings = state.setting, None if drafts is None else drafts.setting
-        key = self.verify.table, *settings, *passes
-        if key not in self.static.steps:
-            with torch.inference_mode():
-                made = RecordedSteps(self, state, passes, drafts, features)
-            self.static.steps[key] = made
-        yield from self.static.steps[key].steps(self, state, rng, sessions, drafts, features)
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Lock, RLock
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,11 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.device import asynchronous, blocked, upload
 from nde_talf.decoding.models.cache import KVCache, Slots
 from nde_talf.decoding.models.tree_session import Forward, Shapes, TreeSession
+from nde_talf.decoding.names import GRAPHS
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -240,9 +242,9 @@ class StaticShapes(Shapes):
         context: Positive,
         rows: Positive = 128,
         compile: Compile | None = None,
-        graphs: Literal["compiled", "recorded"] = "compiled",
+        graphs: Annotated[str, one_of(GRAPHS)] = "compiled",
     ):
-        self.context, self.rows, self.compile, self.graphs = context, rows, compile, str(graphs)
+        self.context, self.rows, self.compile, self.graphs = context, rows, compile, graphs
         self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8

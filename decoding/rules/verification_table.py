@@ -44,19 +44,20 @@ def draws_of(tokens: Tensor, above: Tensor, first: Tensor, inner: int, most: int
         above: [N], the row that each was drawn below, the first of those that coincide.
         first: [N], the first row that coincides with each.
         inner: M, the number of rows that may have draws.
-        most: K, how many one of them may have.
+        most: K, how many of them a rule looks at.
     """
     if not inner:
         tokens, above, first = tokens[:1], above[:1], first[:1]
     count, rows = len(tokens), torch.arange(1, len(tokens), device=tokens.device)
-    above, empty = above[1:], tokens.new_zeros(inner * most)
-    earlier = (above[:, None] == above) & (rows < rows[:, None])
-    place = above * most + earlier.sum(1)
+    above, empty = above[1:], tokens.new_zeros(inner * most + 1)
+    earlier = ((above[:, None] == above) & (rows < rows[:, None])).sum(1)
+    place = torch.where(earlier < most, above * most + earlier, inner * most)
     entered = torch.where(first[1:] == rows, rows, count)
+    counts = tokens.new_zeros(inner).index_add_(0, above, torch.ones_like(above))
     return Draws(
-        empty.index_copy(0, place, tokens[1:]).view(inner, most),
-        (empty + count).index_copy(0, place, entered).view(inner, most),
-        tokens.new_zeros(inner).index_add_(0, above, torch.ones_like(above)),
+        empty.index_copy(0, place, tokens[1:])[:-1].view(inner, most),
+        (empty + count).index_copy(0, place, entered)[:-1].view(inner, most),
+        counts.clamp(max=most),
     )
 
 

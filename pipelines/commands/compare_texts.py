@@ -42,7 +42,7 @@ def compare_texts(config: CheckConfig, run: Run) -> list[tuple[bool, str]]:
         held_out = [prompt for prompt in pair_of(run).every_prompt() if prompt.split == "test"]
         prompts = [prompt.tokens for prompt in held_out]
         room = config.new_tokens + MARGIN
-        shapes = StaticShapes(max(map(len, prompts)) + room)
+        shapes = StaticShapes(max(map(len, prompts)) + room, graphs=config.model.graphs)
         decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
         check_prompts(held_out, decoder.target, room, decoder.max_context)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]

@@ -79,7 +79,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
         tokenizer = load_tokenizer(pair_of(run).where("target"))
         new_tokens, setting = config.new_tokens, config.setting
         text, prompt = prompt_of(config, run, tokenizer)
-        shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+        shapes = StaticShapes(len(prompt) + new_tokens + MARGIN, graphs=config.model.graphs)
         decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
         tokens, stop = prompt, decoder.target.ends
         # Decoded once without counting, so that times are true.

@@ -167,7 +167,8 @@ def _prompts(
     room, every = evaluation.new_tokens + MARGIN, prompts + tuning
     check_prompts(every, models[0], room, min(model.max_context for model in models if model))
     longest = max(len(prompt.tokens) for prompt in every)
-    return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
+    shapes = StaticShapes(longest + room, graphs=config.model.graphs)
+    return prompts, tuning, shapes if config.model.static_shapes else None
 
 
 def _benches(

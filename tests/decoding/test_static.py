@@ -152,7 +152,7 @@ def test_recorded_passes_over_fixed_buffers_give_the_plain_tokens(name, make_hea
         expected = plain.generate(*asked, Rng.seeded(seed)).tokens
         assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
     for passes in static._passes.values():
-        assert len(passes.recorded.graphs) == len(static.sizes) * len(passes.warm) > 4
+        assert len(passes.buffers) > 4  # of sizes and numbers of slots
         # Of each shape of keys one tensor.
         assert len({id(layer.slots) for layer in passes.cache.layers}) == 1
 
