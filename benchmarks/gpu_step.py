@@ -41,6 +41,7 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.device import upload
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import warp
 
@@ -131,7 +132,7 @@ def micros(options: argparse.Namespace, task: Callable[[], object], repeats: int
 
 
 def shapes(context: int, how: str, rows: int = 32) -> StaticShapes | None:
-    return None if how == "eager" else StaticShapes(context, rows, graphs=how)
+    return None if how == "eager" else SHAPES[how](context, rows)
 
 
 def decoder_of(
@@ -187,7 +188,10 @@ def right(options: argparse.Namespace) -> Figures:
     def chi_square(how: str) -> float:
         """Chi-square per degree of freedom of the second token's last two bits."""
         counts = [
-            Counter(text(policy, how, HALF, seed, 2)[1] % 4 for seed in range(400))
+            Counter(
+                text(policy, how, HALF, seed, 2)[1] % 4
+                for seed in range(8 if options.small else 400)
+            )
             for policy in (None, tree)
         ]
         both = [(counts[0][token], counts[1][token]) for token in range(4)]

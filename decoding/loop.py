@@ -7,7 +7,6 @@ distribution.
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +15,13 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
-from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.generation import Generation, Stream, stop_ids
 from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.tree_session import Shapes, TreeSession
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
-from nde_talf.decoding.recorded_step import recorded_steps, why_not
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.sampling.logits_processing import LogitsProcess, Processed
@@ -97,6 +95,7 @@ class SpeculativeDecoder:
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
                 " the policy Autoregressive()."
             )
+        self._recorded = None if self.static is None else self.static.recorder(self)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
@@ -122,14 +121,6 @@ class SpeculativeDecoder:
             self.static.check_layers(target, self.layers)
         if self.process is not None:
             instance("process", self.process, LogitsProcess)
-        self._records = self.static is not None and self.static.graphs == "recorded"
-        if self._records and (why := why_not(self)):
-            self._records = False
-            warnings.warn(
-                f"static shapes: passes are recorded one by one, and no whole steps: {why}.",
-                Advice,
-                stacklevel=4,
-            )
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
@@ -197,8 +188,8 @@ class SpeculativeDecoder:
             state, recorded, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, recorded)
-        if self._records:
-            yield from recorded_steps(self, state, rng, session, drafter, features)
+        if self._recorded is not None:
+            yield from self._recorded(state, rng, session, drafter, features)
             return
         while state.room >= 0:
             with torch.inference_mode():

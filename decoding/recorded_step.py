@@ -11,7 +11,8 @@ Draws that coincide keep rows of their own on the device. The host merges them: 
 are drawn from q, and verified against p, of its first row.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from typing import Any
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor
 
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.arguments import Positive, checked
+from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import blocked, upload
 from nde_talf.decoding.drafters.base import DraftPoint, SessionDrafter
-from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs
+from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs, StaticShapes
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import within
 from nde_talf.decoding.rules.verification_table import draws_of, look_up, nodes_in
@@ -80,6 +82,33 @@ def why_not(decoder: Any) -> str:
     if decoder.target.native is None or not (drafter is None or drafter.native):
         return "a model has no native pass, and may have hooks or states"
     return ""
+
+
+class RecordedShapes(StaticShapes):
+    """Static shapes whose passes are recorded as CUDA graphs, and with them steps of delayed trees.
+
+    Rules take their numbers from one table. No GPU has run it yet.
+    """
+
+    recorded = True
+
+    @checked
+    def __init__(self, context: Positive, rows: Positive = 128):
+        super().__init__(context, rows)
+        self.steps: dict[Any, RecordedSteps] = {}
+
+    def recorder(self, decoder: Any) -> Callable[..., Iterator[Step]] | None:
+        """See `Shapes.recorder`; None, after a line that says why, for other decoders."""
+        why = why_not(decoder)
+        if not why:
+            return partial(recorded_steps, decoder)
+        message = f"static shapes: passes are recorded one by one, and no whole steps: {why}."
+        warnings.warn(message, Advice, stacklevel=4)
+        return None
+
+
+SHAPES = {"compiled": StaticShapes, "recorded": RecordedShapes}
+"""By `nde_talf.decoding.names.GRAPHS`."""
 
 
 class RecordedSteps:
@@ -307,9 +336,9 @@ class RecordedSteps:
         seen = (column < 0) | ((sees[:, None] >> column.clamp(0, 62)) & 1 == 1)
         mask = torch.zeros(seen.shape, dtype=passes.dtype, device=self.device)
         mask = mask.masked_fill(~seen, blocked(passes.dtype))[None, None]
-        passes.cache.write_to((start + slots).clamp(max=passes.nowhere), shown)
-        positions = (start + depths)[None]
-        return passes.forward(tokens[None], positions, mask, passes.cache, **inputs)[0]
+        slots, positions = ((start + each).clamp(max=passes.nowhere) for each in (slots, depths))
+        passes.cache.write_to(slots, shown)
+        return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs)[0]
 
     @contextmanager
     def _idle(self) -> Iterator[None]:

@@ -17,13 +17,13 @@ from nde_talf import (
     SamplingSetting,
     Selector,
     SpeculativeDecoder,
-    StaticShapes,
 )
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.models.forward import attention, fused_weights
 from nde_talf.decoding.models.lm_head import Readout
 from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs
 from nde_talf.decoding.models.tree_session import TreeSession
+from nde_talf.decoding.recorded_step import RecordedShapes
 from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.verification_table import Draws, look_up
 from nde_talf.decoding.sampling import rng as sampling
@@ -135,7 +135,7 @@ STEPS, FORKED = 8, Action(4, 0, 3)
 
 def recording():
     """Shapes with which steps are recorded."""
-    return StaticShapes(256, rows=48, graphs="recorded")
+    return RecordedShapes(256, rows=48)
 
 
 def replayed(function):

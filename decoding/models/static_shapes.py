@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Lock, RLock
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +22,9 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.device import asynchronous, blocked, upload
 from nde_talf.decoding.models.cache import KVCache, Slots
 from nde_talf.decoding.models.tree_session import Forward, Shapes, TreeSession
-from nde_talf.decoding.names import GRAPHS
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -231,10 +229,13 @@ class StaticShapes(Shapes):
     Models keep their cache and their graphs here from one session to the next; a model holds one
     sequence at a time, the one that was begun last.
 
-    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
-    GPU has done yet; whole steps of delayed trees are recorded too (`decoding.recorded_step`).
-    compile: what is done to a forward pass instead.
+    compile: what is done to a forward pass in place of `cuda_graphs`.
+
+    Attributes:
+        recorded: graphs are recorded as passes run, and not compiled.
     """
+
+    recorded = False
 
     @checked
     def __init__(
@@ -242,15 +243,13 @@ class StaticShapes(Shapes):
         context: Positive,
         rows: Positive = 128,
         compile: Compile | None = None,
-        graphs: Annotated[str, one_of(GRAPHS)] = "compiled",
     ):
-        self.context, self.rows, self.compile, self.graphs = context, rows, compile, graphs
+        self.context, self.rows, self.compile = context, rows, compile
         self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
         )  # attention kernels want masks in lines of a multiple of 8
         self._passes: dict[Forward, FixedPasses] = {}
-        self.steps = {}
         self._lock = Lock()
 
     def size(self, rows: int) -> int:
@@ -305,13 +304,12 @@ class FixedPasses:
     ):
         self.forward, self.device, self.dtype = forward, device, dtype
         self.shapes, self.nowhere = shapes, shapes.capacity - 1
-        recorded = shapes.graphs == "recorded"
-        compile = shapes.compile or (
-            cuda_graphs if device.type == "cuda" and not recorded else None
-        )
+        compile = shapes.compile
+        if device.type == "cuda" and not shapes.recorded:
+            compile = compile or cuda_graphs
         self.cache = FixedCache(layers, shapes.capacity, shared=compile is None)
         self.compiled, self.move = forward, self.cache.move
-        self.records, self.compiles = recorded and compile is None, compile is not None
+        self.records, self.compiles = shapes.recorded, compile is not None
         self.recorded, self.buffers = RecordedGraphs(device), dict[Any, list[Tensor]]()
         self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:

@@ -26,14 +26,14 @@ class Shapes:
     """Fixed shapes of passes: see `nde_talf.decoding.models.static_shapes.StaticShapes`."""
 
     context: int
-    graphs: str
-    """How passes become CUDA graphs."""
-    steps: dict[Any, Any]
-    """Recorded steps, by pair and settings (`nde_talf.decoding.recorded_step`)."""
     session: Callable[..., TreeSession]
     """Makes a session of these shapes."""
     check_layers: Callable[..., None]
     """Raises UserError where features of a target's layers cannot be taken."""
+
+    def recorder(self, decoder: Any) -> Callable[..., Any] | None:
+        """Return what yields a decoder's steps in its place; None: nothing does."""
+        return None
 
 
 class TreeSession:

@@ -25,7 +25,7 @@ from nde_talf import (
 )
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.models.static_shapes import RecordedGraphs
-from nde_talf.decoding.recorded_step import PARENTS, SCALARS, RecordedSteps
+from nde_talf.decoding.recorded_step import PARENTS, SCALARS, RecordedShapes, RecordedSteps
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.sampling_setting import RAW
@@ -47,7 +47,7 @@ CONTEXT = 48
 
 
 def static():
-    return StaticShapes(CONTEXT, rows=48, graphs="recorded")
+    return RecordedShapes(CONTEXT, rows=48)
 
 
 def drafter(name, target, draft, shapes):
@@ -82,9 +82,15 @@ def test_tokens_are_todays(tree, drafts, rule, setting):
     assert shapes.steps  # of the last one
 
 
-@pytest.mark.parametrize("name", ["tiny", pytest.param("gemma-3", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("policy,rule", [(selecting, "specinfer"), (Autoregressive, "nss")])
-def test_a_context_is_filled_as_today(policy, rule, name):
+@pytest.mark.parametrize(
+    "name,policy,rule",
+    [
+        ("tiny", selecting, "specinfer"),
+        ("tiny", Autoregressive, "nss"),
+        pytest.param("gemma-3", lambda: Delayed(TREES[1]), "traversal", marks=pytest.mark.slow),
+    ],
+)
+def test_a_context_is_filled_as_today(name, policy, rule):
     """By a selector that looks at the models' states, by plain decoding, with windows of attention."""
     texts, asked = [], (PROMPT, CONTEXT + 1 - len(PROMPT), SamplingSetting(0.8))
     for shapes in (StaticShapes(CONTEXT, rows=48), static()):
@@ -187,7 +193,7 @@ def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
         "table": partial(steps.table, TREES[0]),
     }
     buffers = ("p", "q", "sent", "whole", "tokens", "above", "first", "row", "features", "hidden")
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.inference_mode():
         for function in functions.values():
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 for each in buffers:
@@ -213,20 +219,20 @@ def test_a_first_run_before_a_graph_leaves_the_buffers_as_they_are(monkeypatch):
 
 
 def test_why_steps_are_not_recorded_is_one_line():
-    hooks = CausalModel(tiny_pair(29)[0].module, forward="transformers")
+    hooks = [CausalModel(each.module, forward="transformers") for each in tiny_pair(29)]
     for policy, rule, pair, why in (
         (Beam(k=2, depth=2, nodes=4), "nss", None, "no delayed trees of up to 48"),
         (Delayed(Action(2, 0, 2)), "spectr", None, "verifier=spectr looks at whole rows"),
         (Delayed(Action(1, 0, 48)), "bv", None, "no delayed trees of up to 48"),
-        (Delayed(Action(2, 0, 2)), "nss", (hooks, hooks), "no native pass"),
+        (Delayed(Action(2, 0, 2)), "nss", hooks, "no native pass"),
     ):
         with pytest.warns(Advice, match=why):
-            of = decoder(policy, rule, StaticShapes(CONTEXT, graphs="recorded"), pair=pair)
+            of = decoder(policy, rule, RecordedShapes(CONTEXT), pair=pair)
         assert len(of.generate(PROMPT, 4, RAW, Rng.seeded(0)).tokens) == 4
 
 
 def test_what_does_not_fit_is_named(monkeypatch):
-    few = StaticShapes(CONTEXT, rows=4, graphs="recorded")
+    few = RecordedShapes(CONTEXT, rows=4)
     with refusal("rows=13"):
         decoder(Delayed(TREES[0]), "nss", few).generate(PROMPT, 4, RAW, Rng.seeded(0))
     of = decoder(Delayed(TREES[0]), "nss", static())
