@@ -77,10 +77,8 @@ def why_not(decoder: Any) -> str:
         return f"verifier={rule.name} looks at whole rows"
     if decoder.process is not None or decoder.record:
         return "logits are changed or recorded"
-    if drafter is not None and not isinstance(drafter, SessionDrafter):
-        return "the drafter runs no model"
     if decoder.target.native is None or not (drafter is None or drafter.native):
-        return "a model has no native pass, and may have hooks or states"
+        return "target or draft has no native pass, and may have hooks or states"
     return ""
 
 
@@ -294,7 +292,7 @@ class RecordedSteps:
             most = min(most, offered)
         inner = inner if most else 0
         tokens = self.tokens[:count]
-        draws = draws_of(tokens, self.above[:count], self.first[:count], inner, most)
+        draws = draws_of(tokens, self.above[:count], inner, most)
         if not bottom_up:
             levels = [(slice(0, inner), most)]
         found, weights = look_up(

@@ -59,6 +59,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: move(module))
     monkeypatch.setattr(fused_weights, "Tensor", OnGpu)
     monkeypatch.setattr(attention, "has_flash", lambda *_: False)
+    monkeypatch.setattr(RecordedGraphs, "_capture", lambda graphs, function: replayed(function))
     with Simulated():
         yield lambda model: CausalModel(move(model.module))
 
@@ -71,9 +72,14 @@ def test_devices_do_not_mix(on_gpu):
     assert (ones + 1)[torch.arange(2)].device == GPU and ones.cpu().device.type == "cpu"
 
 
+def on_host(model):
+    """Leave a model on the host."""
+    return model
+
+
 def on_both(request, work):
     """What `work` gives for the host, and for the GPU that `place` copies to."""
-    host = work(lambda it: it)
+    host = work(on_host)
     place = request.getfixturevalue("on_gpu")
     return host, work(place)
 
@@ -109,6 +115,7 @@ def selecting():
 POLICIES = EVERY_POLICY | {"selector": (selecting, "specinfer")}
 CASES = [(name, "lm") for name in POLICIES]
 CASES += [(name, head) for name in ("delayed", "beam") for head in ("eagle", "eagle3")]
+CASES += [("delayed", "recorded"), ("selector", "recorded")]
 
 
 @pytest.mark.slow
@@ -118,11 +125,13 @@ def test_a_gpu_draws_the_hosts_tokens(name, drafter, request):
 
     def work(place):
         target, draft = map(place, tiny_pair(29, hidden=16, layers=4))
-        if drafter == "lm":
-            drafts = LMDrafter(draft)
+        recorded = drafter == "recorded" and place is not on_host
+        static = recording() if recorded else None
+        if drafter in ("lm", "recorded"):
+            drafts = LMDrafter(draft, static)
         else:
             drafts = EagleDrafter((random_head if drafter == "eagle" else random_eagle3)(target))
-        decoder = SpeculativeDecoder(target, drafts, make(), rule)
+        decoder = SpeculativeDecoder(target, drafts, make(), rule, static=static)
         setting = SamplingSetting(1.0, 0.9)
         return decoder.generate(PROMPT, 24, setting, Scripted(0)).tokens, target.device.type
 
@@ -172,7 +181,6 @@ def cost_of_a_step(
         "__init__",
         lambda passes, forward, *args: fixed(passes, uncounted(forward), *args),
     )
-    patch.setattr(RecordedGraphs, "_capture", lambda graphs, function: replayed(function))
     patch.setattr(Readout, "__call__", uncounted(Readout.__call__))
     target, draft = map(place, tiny_pair(29, hidden=16, layers=4))
     if drafter == "head":

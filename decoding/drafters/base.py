@@ -70,6 +70,11 @@ class Drafter:
     previous: DraftPoint
     root: DraftPoint
 
+    @property
+    def native(self) -> bool:
+        """Return True if it runs a model whose passes are native, so that graphs can hold them."""
+        return False
+
     def fork(self) -> Any:
         """Return a drafter for another sequence, which `start` begins.
 
@@ -172,7 +177,7 @@ class SessionDrafter(Drafter):
 
     @property
     def native(self) -> bool:
-        """Return True if its passes are native, so that graphs can hold them."""
+        """See `Drafter.native`."""
         return self.model.native is not None
 
     def inputs(self, states: Tensor, drafted: bool = True) -> dict[str, Tensor]:

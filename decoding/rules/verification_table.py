@@ -36,27 +36,25 @@ class Draws(NamedTuple):
     counts: Tensor
 
 
-def draws_of(tokens: Tensor, above: Tensor, first: Tensor, inner: int, most: int) -> Draws:
-    """Return the draws of a tree whose N rows are draws, those that coincide too.
+def draws_of(tokens: Tensor, above: Tensor, inner: int, most: int) -> Draws:
+    """Return the draws of a tree of N rows, of which each is a draw, whether some coincide or not.
 
     Args:
         tokens: [N], drawn at each row; the root's first.
         above: [N], the row that each was drawn below, the first of those that coincide.
-        first: [N], the first row that coincides with each.
         inner: M, the number of rows that may have draws.
         most: K, how many of them a rule looks at.
     """
     if not inner:
-        tokens, above, first = tokens[:1], above[:1], first[:1]
+        tokens, above = tokens[:1], above[:1]
     count, rows = len(tokens), torch.arange(1, len(tokens), device=tokens.device)
     above, empty = above[1:], tokens.new_zeros(inner * most + 1)
     earlier = ((above[:, None] == above) & (rows < rows[:, None])).sum(1)
     place = torch.where(earlier < most, above * most + earlier, inner * most)
-    entered = torch.where(first[1:] == rows, rows, count)
     counts = tokens.new_zeros(inner).index_add_(0, above, torch.ones_like(above))
     return Draws(
         empty.index_copy(0, place, tokens[1:])[:-1].view(inner, most),
-        (empty + count).index_copy(0, place, entered)[:-1].view(inner, most),
+        (empty + count).index_copy(0, place, rows)[:-1].view(inner, most),
         counts.clamp(max=most),
     )
 
