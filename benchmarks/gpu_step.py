@@ -1,8 +1,9 @@
 """One step on a GPU, in parts of at most eight minutes: `python -m benchmarks.gpu_step --part a`.
 
-- a: right? In bfloat16 a recorded pass equals the eager one, greedy tokens are plain decoding's (or
-  the gap of the logits where they part), top-p and draws over 152k tokens are the CPU's, four
-  tokens have the law of plain decoding.
+- a: right? In bfloat16 a recorded pass equals the eager one, greedy tokens of recorded steps are
+  plain decoding's (or the gap of the logits where they part), top-p and draws over 152k tokens are
+  the CPU's, four tokens have the law of plain decoding, and no kernel of attention makes a NaN,
+  with windows and without.
 - b: µs of a launch, a wait, an upload and a replay; ms of a pass over new lengths, with cuDNN's
   attention and without.
 - c: ms of the target's and the draft's passes at the shapes of Llama-3.1-8B and Qwen3-8B with its
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.timing import RESULTS
@@ -39,6 +41,7 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.device import upload
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import warp
 
@@ -50,6 +53,12 @@ MODELS = {
     "Qwen3-8B": (*QWEN, 4096, 12288, 32, 151936, 36),
     "Qwen3-0.6B": (*QWEN, 1024, 3072, 16, 151936, 28),
 }
+BACKENDS = (
+    SDPBackend.MATH,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+)
 GREEDY, HALF = SamplingSetting(0.0), SamplingSetting(0.6)
 PROMPT = list(range(2, 18))
 Figures = Iterator[tuple[str, Callable[[], Any]]]
@@ -80,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
         file.write_text(json.dumps(found, indent=1))
 
 
-def model(options: argparse.Namespace, name: str, seed: int = 0) -> CausalModel:
+def model(options: argparse.Namespace, name: str, seed: int = 0, **more: Any) -> CausalModel:
     """A model of random weights, made on the device."""
     config, kind, hidden, inner, heads, vocabulary, layers = MODELS[name]
     if options.small:
@@ -95,6 +104,7 @@ def model(options: argparse.Namespace, name: str, seed: int = 0) -> CausalModel:
         vocab_size=vocabulary,
         num_hidden_layers=layers,
         max_position_embeddings=16384,
+        **more,
     )
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -122,7 +132,7 @@ def micros(options: argparse.Namespace, task: Callable[[], object], repeats: int
 
 
 def shapes(context: int, how: str, rows: int = 32) -> StaticShapes | None:
-    return None if how == "eager" else StaticShapes(context, rows, graphs=how)  # type: ignore[arg-type]
+    return None if how == "eager" else SHAPES[how](context, rows)
 
 
 def decoder_of(
@@ -178,13 +188,37 @@ def right(options: argparse.Namespace) -> Figures:
     def chi_square(how: str) -> float:
         """Chi-square per degree of freedom of the second token's last two bits."""
         counts = [
-            Counter(text(policy, how, HALF, seed, 2)[1] % 4 for seed in range(400))
+            Counter(
+                text(policy, how, HALF, seed, 2)[1] % 4
+                for seed in range(8 if options.small else 400)
+            )
             for policy in (None, tree)
         ]
         both = [(counts[0][token], counts[1][token]) for token in range(4)]
         return sum((one - two) ** 2 / max(one + two, 1) for one, two in both) / 3
 
-    yield "chi-square of four classes, by 3 degrees", partial(chi_square, "eager")
+    for how in ("eager", "recorded"):
+        yield f"chi-square of four classes, by 3 degrees, {how}", partial(chi_square, how)
+    yield from finite_states(options)
+
+
+def finite_states(options: argparse.Namespace) -> Figures:
+    def finite(window: int | None, how: str, backend: SDPBackend) -> Any:
+        """Tell if states after a text longer than the window are numbers."""
+        more = {"use_sliding_window": window is not None, "sliding_window": window}
+        made = model(options, "Qwen3-0.6B", max_window_layers=0, **more)
+        session = made.session((), shapes(512, how))
+        session.append(8 * PROMPT)
+        try:
+            with sdpa_kernel(backend):
+                states = [session.grow([3] * rows, [-1] * rows) for rows in (1, 5)]
+        except RuntimeError as error:
+            return f"does not run: {str(error).splitlines()[0]}"
+        return bool(torch.cat(states).isfinite().all())
+
+    for window, how, backend in product((None, 64), ("eager", "recorded"), BACKENDS):
+        name = f"states are finite, window {window}, {how}, {backend.name}"
+        yield name, partial(finite, window, how, backend)
 
 
 def costs(options: argparse.Namespace) -> Figures:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nde_talf.decoding.common.arguments import Positive, checked, instance
 from nde_talf.decoding.common.errors import UserError
@@ -84,7 +85,7 @@ class SpeculativeDecoder:
         target, drafter = self.target, self.drafter
         rule = VERIFIERS[self.verifier] if isinstance(self.verifier, str) else self.verifier
         self.verify = rule
-        self._layers = () if drafter is None else drafter.feature_layers
+        self.layers = () if drafter is None else drafter.feature_layers
         self._check_models()
         check_compatible(self.policy.trees, rule)
         self.draft_setting = setting = self._asked_setting()
@@ -94,6 +95,7 @@ class SpeculativeDecoder:
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
                 " the policy Autoregressive()."
             )
+        self._recorded = None if self.static is None else self.static.recorder(self)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
@@ -116,7 +118,7 @@ class SpeculativeDecoder:
                 " one device."
             )
         if self.static:
-            self.static.check_layers(target, self._layers)
+            self.static.check_layers(target, self.layers)
         if self.process is not None:
             instance("process", self.process, LogitsProcess)
 
@@ -178,14 +180,17 @@ class SpeculativeDecoder:
         """
         tokens = checked_prompt(prompt, self.target.vocab_size, self.max_context)
         watch = Stopwatch(self.tick)
-        session = self.target.session(self._layers, self.static)
+        session = self.target.session(self.layers, self.static)
         session.reset(min(expected, self.max_context + TREE_SLOTS))
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, recorded = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, recorded, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, recorded)
+        if self._recorded is not None:
+            yield from self._recorded(state, rng, session, drafter, features)
+            return
         while state.room >= 0:
             with torch.inference_mode():
                 step, state = self._step(state, rng, session, drafter)
@@ -199,9 +204,12 @@ class SpeculativeDecoder:
         session: TreeSession,
         drafter: Drafter | None,
         stops: frozenset[int],
-    ) -> tuple[DecodingState, list[Any]]:
-        """Run the prompt, sample the first root, and begin the draft."""
-        hidden, features = self.target.parts(session.append(prompt), self._layers)
+    ) -> tuple[DecodingState, list[Any], Tensor]:
+        """Run the prompt, sample the first root, and begin the draft.
+
+        Returns the state, the record and the target's features at the prompt.
+        """
+        hidden, features = self.target.parts(session.append(prompt), self.layers)
         raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
@@ -219,7 +227,7 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw, [token], self.record)
+        return state, record_of(raw, [token], self.record), features
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
@@ -230,7 +238,7 @@ class SpeculativeDecoder:
         watch.charge("draft", policy=self.policy.seconds)
 
         states = session.grow(tree.tokens, tree.parents)
-        hidden, features = self.target.parts(states, self._layers)
+        hidden, features = self.target.parts(states, self.layers)
         raw = logits = self.target.logits(hidden)
         processed = state.processed
         if processed is not None:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from nde_talf.decoding.sampling.rng import Rng
@@ -58,6 +59,10 @@ class EnumeratedRng(Rng):
     def ahead(self, count: int) -> list[float]:
         """Return as many numbers, on which nothing depends: `pick` decides."""
         return [0.0] * count
+
+    def rows(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw from each row of `weights` [n, V] now."""
+        return torch.tensor([self.categorical(row) for row in weights])
 
     def pick(self, token: int, weights: Tensor) -> int:
         """Draw from `weights` [V] when the token is needed."""

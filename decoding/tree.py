@@ -3,10 +3,10 @@
 Node 0 is the root, the last committed token. Parents come before their children.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class DraftTree:
             drawn without replacement: the float64 sum over the tokens not drawn before it. None
             where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
+        nodes: returns by number the node that rules look at, where a table has the numbers.
     """
 
     tokens: list[int]
@@ -41,6 +42,7 @@ class DraftTree:
     q: list[Tensor | None]
     p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=lambda: [[]])
+    nodes: Callable[[int], Any] | None = None
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
     @classmethod

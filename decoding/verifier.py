@@ -25,6 +25,8 @@ class Verifier:
             temperature 0.
         labels: what estimates E[tau + 1] for it (`rules.labels`): a `Rule`, or a
             function (levels, start); None: nothing does.
+        table: for a rule whose numbers one table holds (`rules.verification_table`), the number of
+            draws that it looks at, None for all, and whether it goes bottom-up.
 
     Raises:
         ArgumentError: for a kind of tree that there is not.
@@ -34,6 +36,7 @@ class Verifier:
     rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
     labels: Any = None
+    table: tuple[int | None, bool] | None = None
 
     def __post_init__(self) -> None:
         check_kinds(self.trees)

@@ -30,6 +30,8 @@ class EagleDrafter(SessionDrafter):
     `DraftPoint.hidden` is the head's output feature [H]. static: shapes of all passes.
     """
 
+    lag = 1
+
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval(), head.target
         run_native(head)
@@ -63,24 +65,33 @@ class EagleDrafter(SessionDrafter):
                 lambda: features.new_zeros(size),
                 lambda: torch.full((vocabulary,), 1 / vocabulary, device=features.device),
             ),
-            features=self.head.combine(features)[None],
+            **self.inputs(features, drafted=False),
         )
 
     def advance(self, accepted: Accepted, features: Tensor) -> None:
         """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
         self.session.commit([])
-        self._go_on(accepted.tokens, self.root, features=self.head.combine(features)[None])
+        self._go_on(accepted.tokens, self.root, **self.inputs(features, drafted=False))
 
-    def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
-        """See `SessionDrafter._distribution`: warped among the tokens that the head can draft."""
+    def distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
+        """See `SessionDrafter.distribution`: warped among the tokens that the head can draft."""
         vocabulary = self.head.vocabulary
         if vocabulary is None or self.processed is not None:
-            return super()._distribution(hidden, texts)
+            return super().distribution(hidden, texts)
         q = warp(self.head.drafted_logits(hidden), self.setting)
         return q.new_zeros(len(q), self.vocab_size).index_copy_(-1, vocabulary, q)
+
+    @property
+    def native(self) -> bool:
+        """See `SessionDrafter.native`."""
+        return self.head.native is not None
+
+    def inputs(self, states: Tensor, drafted: bool = True) -> dict[str, Tensor]:
+        """See `SessionDrafter.inputs`."""
+        return {"features": (states if drafted else self.head.combine(states))[None]}
 
     def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
         """Return the output feature of every node's parent."""
         states = torch.cat(self._states)  # the root's first
         at = upload(torch.tensor([1 + parent for parent in parents]), states.device)
-        return {"features": states.index_select(0, at)[None]}
+        return self.inputs(states.index_select(0, at))

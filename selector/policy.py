@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.device import upload
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.features import scalar_features
 from nde_talf.decoding.policies.base import DecodingState, TreePolicy
@@ -21,7 +20,6 @@ from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LONGEST, LatencyTable, StepCosts
-from nde_talf.selector.roots import INPUT_SCALARS
 
 
 class NeuralPolicy(TreePolicy):
@@ -46,6 +44,7 @@ class NeuralPolicy(TreePolicy):
     """
 
     trees = "delayed"
+    looks = True
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
@@ -95,31 +94,35 @@ class NeuralPolicy(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the chosen tree."""
+        return draft_delayed(self.delayed_tree(state, drafter), state, drafter, rng)
+
+    def delayed_tree(self, state: DecodingState, drafter: Drafter) -> Action:
+        """Choose a tree; see `TreePolicy.delayed_tree`."""
         started = time.perf_counter()
         index = self.choose(state, drafter)
         self.counts[index] += 1
         self.seconds = time.perf_counter() - started
-        return draft_delayed(TREES[index], state, drafter, rng)
+        return TREES[index]
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """Return the index in TREES of the most probable tree at a root."""
-        setting, costs = state.setting, self._costs
+        setting, device = state.setting, state.h_previous.device
         if self not in state.memory:
             self._check_models(state, drafter)
-            self.selector.to(state.h_previous.device)
-            state.memory[self] = self.static(setting)
-        static: int | None = state.memory[self]
+            self.selector.to(device)
+            prices = self._costs.passes.to(device), self._costs.seconds.to(device)
+            state.memory[self] = self.static(setting), *prices
+        static, passes, seconds = state.memory[self]
         if static is not None:
             return static
-        at, size = costs.row(state.context), self.selector.schema.target_hidden
-        request = state.context, setting.temperature, setting.top_p
-        known = torch.tensor(request, dtype=torch.float32), costs.passes[at], costs.seconds[at]
+        at, size = self._costs.row(state.context), self.selector.schema.target_hidden
         statistics = scalar_features(state.p_previous, *drafter.seen()).float()
-        row = torch.cat([statistics, upload(torch.cat(known), statistics.device)])[None]
-        scalars, seconds = row.tensor_split([len(INPUT_SCALARS)], -1)
+        request = state.context, setting.temperature, setting.top_p
+        filled = [statistics.new_full((1,), each) for each in request]  # no upload
+        scalars = torch.cat([statistics, *filled, passes[at]])[None]
         hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
-        return int(self.selector(*states, scalars, seconds).argmax())
+        return int(self.selector(*states, scalars, seconds[at][None]).argmax())
 
     def static(self, setting: SamplingSetting) -> int | None:
         """Return the static tree of a setting, or None where the network chooses."""

@@ -21,7 +21,9 @@ from nde_talf import (
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.models.forward import attention, fused_weights
 from nde_talf.decoding.models.lm_head import Readout
+from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs
 from nde_talf.decoding.models.tree_session import TreeSession
+from nde_talf.decoding.recorded_step import RecordedShapes
 from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.verification_table import Draws, look_up
 from nde_talf.decoding.sampling import rng as sampling
@@ -57,6 +59,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: move(module))
     monkeypatch.setattr(fused_weights, "Tensor", OnGpu)
     monkeypatch.setattr(attention, "has_flash", lambda *_: False)
+    monkeypatch.setattr(RecordedGraphs, "_capture", lambda graphs, function: replayed(function))
     with Simulated():
         yield lambda model: CausalModel(move(model.module))
 
@@ -69,9 +72,14 @@ def test_devices_do_not_mix(on_gpu):
     assert (ones + 1)[torch.arange(2)].device == GPU and ones.cpu().device.type == "cpu"
 
 
+def on_host(model):
+    """Leave a model on the host."""
+    return model
+
+
 def on_both(request, work):
     """What `work` gives for the host, and for the GPU that `place` copies to."""
-    host = work(lambda it: it)
+    host = work(on_host)
     place = request.getfixturevalue("on_gpu")
     return host, work(place)
 
@@ -94,6 +102,10 @@ class Scripted(Rng):
     def ahead(self, count):
         return [0.6] * count
 
+    def rows(self, weights, uniforms):
+        drawn = self.drafted.categorical(weights, range(len(weights)))
+        return torch.tensor(drawn).to(weights.device)
+
 
 def selecting():
     torch.manual_seed(4)
@@ -103,6 +115,7 @@ def selecting():
 POLICIES = EVERY_POLICY | {"selector": (selecting, "specinfer")}
 CASES = [(name, "lm") for name in POLICIES]
 CASES += [(name, head) for name in ("delayed", "beam") for head in ("eagle", "eagle3")]
+CASES += [("delayed", "recorded"), ("selector", "recorded")]
 
 
 @pytest.mark.slow
@@ -112,11 +125,13 @@ def test_a_gpu_draws_the_hosts_tokens(name, drafter, request):
 
     def work(place):
         target, draft = map(place, tiny_pair(29, hidden=16, layers=4))
-        if drafter == "lm":
-            drafts = LMDrafter(draft)
+        recorded = drafter == "recorded" and place is not on_host
+        static = recording() if recorded else None
+        if drafter in ("lm", "recorded"):
+            drafts = LMDrafter(draft, static)
         else:
             drafts = EagleDrafter((random_head if drafter == "eagle" else random_eagle3)(target))
-        decoder = SpeculativeDecoder(target, drafts, make(), rule)
+        decoder = SpeculativeDecoder(target, drafts, make(), rule, static=static)
         setting = SamplingSetting(1.0, 0.9)
         return decoder.generate(PROMPT, 24, setting, Scripted(0)).tokens, target.device.type
 
@@ -124,14 +139,30 @@ def test_a_gpu_draws_the_hosts_tokens(name, drafter, request):
     assert tokens == expected and device == "cuda"
 
 
-STEPS = 8
+STEPS, FORKED = 8, Action(4, 0, 3)
+
+
+def recording():
+    """Shapes with which steps are recorded."""
+    return RecordedShapes(256, rows=48)
+
+
+def replayed(function):
+    """A graph's replay, counted."""
+
+    def run():
+        if Cost.now:
+            Cost.now.counts["replays"] += 1
+        return function()
+
+    return run
 
 
 def cost_of_a_step(
-    place, patch, rule, drafter="lm", setting=SamplingSetting(0.6), action=Action(4, 0, 3)
+    place, patch, rule, drafter="lm", setting=SamplingSetting(0.6), static=None, action=FORKED
 ):
-    """Kernels, waits and uploads of a step, a mean, besides the models' passes."""
-    cost, new = Cost(), TreeSession.__init__
+    """Kernels, waits, uploads and replays of a step, a mean, besides the models' passes."""
+    cost, new, fixed = Cost(), TreeSession.__init__, FixedPasses.__init__
 
     def uncounted(function):
         def run(*args, **kwargs):
@@ -145,11 +176,20 @@ def cost_of_a_step(
         "__init__",
         lambda session, forward, *args: new(session, uncounted(forward), *args),
     )
+    patch.setattr(
+        FixedPasses,
+        "__init__",
+        lambda passes, forward, *args: fixed(passes, uncounted(forward), *args),
+    )
     patch.setattr(Readout, "__call__", uncounted(Readout.__call__))
     target, draft = map(place, tiny_pair(29, hidden=16, layers=4))
-    drafts = EagleDrafter(random_head(target)) if drafter == "head" else LMDrafter(draft)
+    if drafter == "head":
+        drafts = EagleDrafter(random_head(target), static)
+    else:
+        drafts = LMDrafter(draft, static)
     policy = selecting() if drafter == "selector" else Delayed(action)
-    steps = SpeculativeDecoder(target, drafts, policy, rule).stream(PROMPT, setting, Rng.seeded(0))
+    decoder = SpeculativeDecoder(target, drafts, policy, rule, static=static)
+    steps = decoder.stream(PROMPT, setting, Rng.seeded(0))
     next(steps), next(steps)
     with cost:
         for _ in range(STEPS):
@@ -162,6 +202,15 @@ def cost_of_a_step(
 def test_verification_waits_once(rule, on_gpu, monkeypatch):
     """Besides it a step waits for the draws of each of three levels."""
     assert cost_of_a_step(on_gpu, monkeypatch, rule)["waits"] == 3 + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter,count", [("lm", 1), ("head", 1), ("selector", 2)])
+def test_a_recorded_step_uploads_once_and_waits_once(drafter, count, on_gpu, monkeypatch):
+    """A selector chooses between two halves of a step."""
+    setting = SamplingSetting(0.6, 0.9)
+    cost = cost_of_a_step(on_gpu, monkeypatch, "traversal", drafter, setting, recording())
+    assert (cost["uploads"], cost["waits"]) == (count, count)
 
 
 def shapes(p, q, levels, bottom_up, uniforms, setting):
@@ -194,14 +243,16 @@ if __name__ == "__main__":  # prints the table of benchmarks/results/gpu.md
     import sys
 
     with pytest.MonkeyPatch.context() as patch, gpu(patch) as place:
-        if "--before" in sys.argv:
+        if "--walk" in sys.argv:  # as before the table
             patch.setattr(verification_table, "asynchronous", lambda device: False)
         for drafter in ("lm", "head", "selector"):
             for setting in (SamplingSetting(0.6), SamplingSetting(0.6, 0.9)):
                 for rule in RULES:
-                    with pytest.MonkeyPatch.context() as inner:
-                        cost = cost_of_a_step(place, inner, rule, drafter, setting)
-                    print(drafter, setting.top_p, rule, cost, flush=True)
+                    for static in (None, recording()):
+                        with pytest.MonkeyPatch.context() as inner:
+                            cost = cost_of_a_step(place, inner, rule, drafter, setting, static)
+                        way = "as it is" if static is None else "recorded"
+                        print(drafter, setting.top_p, rule, way, cost, flush=True)
 
 
 @pytest.mark.slow

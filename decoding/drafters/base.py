@@ -70,6 +70,11 @@ class Drafter:
     previous: DraftPoint
     root: DraftPoint
 
+    @property
+    def native(self) -> bool:
+        """Return True if it runs a model whose passes are native, so that graphs can hold them."""
+        return False
+
     def fork(self) -> Any:
         """Return a drafter for another sequence, which `start` begins.
 
@@ -126,6 +131,8 @@ class SessionDrafter(Drafter):
     """
 
     session: TreeSession
+    lag: int = 0
+    """Number of tokens that its cache is behind the text."""
     _rows: dict[int, int]  # tree node -> row of the session
     _states: list[
         Tensor
@@ -149,7 +156,7 @@ class SessionDrafter(Drafter):
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
         texts = [] if self.processed is None else self.processed.texts(tree, nodes)
-        for node, row in zip(nodes, self._distribution(hidden, texts).unbind(), strict=True):
+        for node, row in zip(nodes, self.distribution(hidden, texts).unbind(), strict=True):
             tree.q[node] = row
 
     def rerank(self, nodes: list[int]) -> None:
@@ -168,11 +175,21 @@ class SessionDrafter(Drafter):
         previous, root = warp(self._logits(hidden), look)
         return previous, root
 
-    def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
-        """Return the model's inputs at nodes with these parents, besides their tokens.
+    @property
+    def native(self) -> bool:
+        """See `Drafter.native`."""
+        return self.model.native is not None
 
-        parents: rows of the session, -1 for the root.
+    def inputs(self, states: Tensor, drafted: bool = True) -> dict[str, Tensor]:
+        """Return the model's inputs at tokens, besides these.
+
+        states: [n, ...] at the tokens before them: its own hidden states after `drafted` ones, or
+        else the target's features.
         """
+        return {}
+
+    def _inputs(self, parents: list[int]) -> dict[str, Tensor]:
+        """Return `inputs` at nodes with these parents: rows of the session, -1 for the root."""
         return {}
 
     def _begin(self, setting: SamplingSetting) -> None:
@@ -193,7 +210,7 @@ class SessionDrafter(Drafter):
             """Return q before the root (-2) or at it (-1): both rows, unless the root is first."""
             if row + (len(both_rows[-1]) if both_rows else 0) < 0:
                 texts = [text[: end + at + 1] for at in range(row, 0)]
-                both_rows.append(self._distribution(hidden[row:], texts))
+                both_rows.append(self.distribution(hidden[row:], texts))
             return both_rows[-1][row]
 
         self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))
@@ -202,7 +219,7 @@ class SessionDrafter(Drafter):
         elif before is not None:
             self.previous = before
 
-    def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
+    def distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
         """Q [n, V] of hidden states [n, H], after `texts` where these change logits."""
         logits = self._logits(hidden)
         if self.processed is not None:

@@ -10,10 +10,10 @@ that no later pass has to wait for that.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from threading import Lock, RLock
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,50 +49,51 @@ def cuda_graphs(function: Callable) -> Callable:
 
 
 class RecordedGraphs:
-    """A function of tensors, captured for every shape as a CUDA graph over fixed buffers.
+    """Functions over fixed buffers, each captured as a CUDA graph when it is first called.
 
-    Nothing is compiled and no guard is checked. Off CUDA the function runs over the same buffers.
-    Where it cannot be captured it runs as it is, after one warning.
+    Nothing is compiled and no guard is checked. Off CUDA functions run as they are, as do those
+    that cannot be captured, after one warning.
+
+    Args:
+        device: of the buffers.
+        idle: context in which a function may run once more than it is called.
     """
 
-    def __init__(self, function: Callable[..., Tensor]):
-        self.function = function
+    def __init__(
+        self, device: torch.device, idle: Callable[[], AbstractContextManager] = nullcontext
+    ):
+        self.device, self.idle = device, idle
         self.pool: Any = None  # of memory that the graphs share
-        self.graphs: dict[Any, tuple[list[Tensor], Callable[[], Tensor]]] = {}
+        self.graphs: dict[Any, Callable[[], Any]] = {}
 
-    def __call__(self, *tensors: Tensor) -> Tensor:
-        """Return the function's result, which the next call leaves as it is."""
-        shapes = tuple(each.shape for each in tensors)
-        if shapes not in self.graphs:
-            buffers = [each.clone() for each in tensors]
-            self.graphs[shapes] = buffers, self._capture(buffers)
-        buffers, replay = self.graphs[shapes]
-        for buffer, tensor in zip(buffers, tensors, strict=True):
-            buffer.copy_(tensor)
-        return replay().clone()
+    def __call__(self, key: Any, function: Callable[[], Any]) -> Any:
+        """Return the function's result, tensors that the next call of this key overwrites."""
+        if not asynchronous(self.device):
+            return function()
+        if key not in self.graphs:
+            self.graphs[key] = self._capture(function)
+        return self.graphs[key]()
 
-    def _capture(self, buffers: list[Tensor]) -> Callable[[], Tensor]:
-        as_it_is = partial(self.function, *buffers)
-        if not asynchronous(buffers[0].device):
-            return as_it_is
+    def _capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries allocate in a first call what a graph may not
-            as_it_is()
+        # Libraries allocate in a first call what a graph may not.
+        with torch.cuda.stream(side), self.idle():
+            function()
         torch.cuda.current_stream().wait_stream(side)
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self.pool):
-                result = as_it_is()
+                result = function()
         except RuntimeError as error:
             warnings.warn(
                 f"static shapes: a pass cannot be captured, so it runs as it is"
                 f" ({first_line(error)}).",
                 stacklevel=2,
             )
-            return as_it_is
+            return function
 
-        def replay() -> Tensor:
+        def replay() -> Any:
             graph.replay()
             return result
 
@@ -228,9 +229,13 @@ class StaticShapes(Shapes):
     Models keep their cache and their graphs here from one session to the next; a model holds one
     sequence at a time, the one that was begun last.
 
-    graphs: how a pass becomes a CUDA graph: "compiled" by torch, or "recorded" as it runs, which no
-    GPU has done yet. compile: what is done to a forward pass instead.
+    compile: what is done to a forward pass in place of `cuda_graphs`.
+
+    Attributes:
+        recorded: graphs are recorded as passes run, and not compiled.
     """
+
+    recorded = False
 
     @checked
     def __init__(
@@ -238,9 +243,8 @@ class StaticShapes(Shapes):
         context: Positive,
         rows: Positive = 128,
         compile: Compile | None = None,
-        graphs: Literal["compiled", "recorded"] = "compiled",
     ):
-        self.context, self.rows, self.compile, self.graphs = context, rows, compile, graphs
+        self.context, self.rows, self.compile = context, rows, compile
         self.sizes = sorted({1, *(math.ceil(rows / 2**step) for step in range(_SIZES - 1))})
         self.capacity = (
             -(-(context + rows + 1) // 8) * 8
@@ -300,14 +304,13 @@ class FixedPasses:
     ):
         self.forward, self.device, self.dtype = forward, device, dtype
         self.shapes, self.nowhere = shapes, shapes.capacity - 1
-        recorded = shapes.graphs == "recorded"
-        compile = shapes.compile or (
-            cuda_graphs if device.type == "cuda" and not recorded else None
-        )
+        compile = shapes.compile
+        if device.type == "cuda" and not shapes.recorded:
+            compile = compile or cuda_graphs
         self.cache = FixedCache(layers, shapes.capacity, shared=compile is None)
         self.compiled, self.move = forward, self.cache.move
-        self.recorded: RecordedGraphs | None = None
-        self.records, self.compiles = recorded and compile is None, compile is not None
+        self.records, self.compiles = shapes.recorded, compile is not None
+        self.recorded, self.buffers = RecordedGraphs(device), dict[Any, list[Tensor]]()
         self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:
             self.compiled, self.move = compile(forward), compile(self.cache.move)
@@ -347,7 +350,7 @@ class FixedPasses:
         rows write to the last slot, which is cleared: no later row may find a NaN there. inputs:
         one row of each, or more.
         """
-        if not (self.records or self.compiles) or shown in self.warm:
+        if not self.compiles or shown in self.warm:
             return
         self.warm.add(shown)
         for size in 2 * self.shapes.sizes:
@@ -355,15 +358,21 @@ class FixedPasses:
             repeated = {name: x[:, :1].repeat(1, size, 1) for name, x in inputs.items()}
             mask = torch.zeros(1, 1, size, shown, device=self.device, dtype=self.dtype)
             self.run(ids[0, 0] + self.nowhere, ids, mask, repeated)
-        for _ in range(2 if self.compiles else 0):
+        for _ in range(2):
             self.move(*torch.full((2, self.shapes.rows), self.nowhere, device=self.device).unbind())
         self.cache.clear(self.nowhere)
 
     def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
         if self.records:
-            self.recorded = self.recorded or RecordedGraphs(partial(self._pass, [*inputs]))
-            return self.recorded(slots, ids, mask, *inputs.values())
+            tensors = slots, ids, mask, *inputs.values()
+            shapes = tuple(each.shape for each in tensors)
+            if shapes not in self.buffers:
+                self.buffers[shapes] = [each.clone() for each in tensors]
+            for buffer, tensor in zip(self.buffers[shapes], tensors, strict=True):
+                buffer.copy_(tensor)
+            function = partial(self._pass, [*inputs], *self.buffers[shapes])
+            return self.recorded(shapes, function).clone()
         self.cache.write_to(slots, mask.shape[-1])
         try:
             return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)

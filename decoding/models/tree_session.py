@@ -7,7 +7,7 @@ tokens' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,10 @@ class Shapes:
     """Makes a session of these shapes."""
     check_layers: Callable[..., None]
     """Raises UserError where features of a target's layers cannot be taken."""
+
+    def recorder(self, decoder: Any) -> Callable[..., Any] | None:
+        """Return what yields a decoder's steps in its place; None: nothing does."""
+        return None
 
 
 class TreeSession:

@@ -21,9 +21,9 @@ from nde_talf.decoding.tree import DraftTree, Verdict
 
 # Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that
 # block verification has.
-@rule("tv", PATHS)
-@rule("bv", PATHS)
-@rule("traversal", IID, labels=traversal_gains)
+@rule("tv", PATHS, table=(None, True))
+@rule("bv", PATHS, table=(None, True))
+@rule("traversal", IID, labels=traversal_gains, table=(None, True))
 @rule("traversal_without_replacement", DISTINCT, without_replacement=True)
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree`, whose children are i.i.d. draws, or drawn without replacement."""

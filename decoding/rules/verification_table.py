@@ -36,11 +36,34 @@ class Draws(NamedTuple):
     counts: Tensor
 
 
+def draws_of(tokens: Tensor, above: Tensor, inner: int, most: int) -> Draws:
+    """Return the draws of a tree of N rows, of which each is a draw, whether some coincide or not.
+
+    Args:
+        tokens: [N], drawn at each row; the root's first.
+        above: [N], the row that each was drawn below, the first of those that coincide.
+        inner: M, the number of rows that may have draws.
+        most: K, how many of them a rule looks at.
+    """
+    if not inner:
+        tokens, above = tokens[:1], above[:1]
+    count, rows = len(tokens), torch.arange(1, len(tokens), device=tokens.device)
+    above, empty = above[1:], tokens.new_zeros(inner * most + 1)
+    earlier = ((above[:, None] == above) & (rows < rows[:, None])).sum(1)
+    place = torch.where(earlier < most, above * most + earlier, inner * most)
+    counts = tokens.new_zeros(inner).index_add_(0, above, torch.ones_like(above))
+    return Draws(
+        empty.index_copy(0, place, tokens[1:])[:-1].view(inner, most),
+        (empty + count).index_copy(0, place, rows)[:-1].view(inner, most),
+        counts.clamp(max=most),
+    )
+
+
 def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False) -> Any:
     """Return a function from a node's number to the node, in a tree of i.i.d. draws.
 
-    The rule's states are `Residual`s. On a GPU one transfer brings the numbers of all nodes;
-    elsewhere a node is computed when the rule visits it.
+    The rule's states are `Residual`s. On a GPU one transfer brings the numbers of all nodes, unless
+    the tree came with them; elsewhere a node is computed when the rule visits it.
 
     Args:
         tree: with p and q on one device.
@@ -48,6 +71,8 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
         offered: how many draws the rule looks at; None: all.
         bottom_up: nodes are reached with a weight (Traversal).
     """
+    if tree.nodes is not None:
+        return tree.nodes
     if len(tree) == 1 or not asynchronous(tree.device):
         return partial(node_of, tree)
     return table_of(tree, rng, offered, bottom_up)
@@ -175,7 +200,7 @@ def _levels(
 def table_of(
     tree: DraftTree, rng: Rng, offered: int | None, bottom_up: bool
 ) -> Callable[[int], TableNode]:
-    """Return what gives the nodes of a tree by number; see `residual.nodes_of`."""
+    """Return what gives the nodes of a tree by number; see `nodes_of`."""
     count = len(tree)
     inner = [node for node in range(count) if tree.children[node] and offered != 0]
     inner.sort(key=tree.depth.__getitem__)
@@ -208,11 +233,31 @@ def table_of(
     found, weights = look_up(p, q, draws, levels, bottom_up)
     ahead = inverse_cdf(weights, uniforms[:, None])[:, 0]
     values = torch.cat([found, ahead.double()]).tolist()
+    return nodes_in(values, weights, tree, row, shape)
+
+
+def nodes_in(
+    values: list[float],
+    weights: Tensor,
+    tree: DraftTree,
+    row: dict[int, int],
+    shape: tuple[int, int],
+) -> Callable[[int], TableNode]:
+    """Return what gives the nodes of a tree by number.
+
+    Args:
+        values: `look_up`'s numbers [3 M K + N], then a token drawn from each row of `weights`.
+        weights: [N, V].
+        tree: with at most N nodes.
+        row: of each node.
+        shape: (M, K).
+    """
+    count, (inner, most) = len(weights), shape
+    third = inner * most
 
     def node(number: int) -> TableNode:
         at = row[number]
-        part = slice(at * most, at * most + most if at < len(inner) else 0)
-        third = len(tokens)
+        part = slice(at * most, at * most + most if at < inner else 0)
         px, qx, masses = (values[each * third : each * third + third][part] for each in range(3))
         drafted = [tree.tokens[child] for child in tree.children[number]]
         left, token = values[3 * third + at], int(values[3 * third + count + at])

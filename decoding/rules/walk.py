@@ -137,13 +137,15 @@ def verifier_of(name: str, rule: Rule, trees: frozenset[str], labels: bool = Fal
     # A tree of kind top_k has no masses to look at, whatever the rule.
     masses = "without_replacement" in trees and "iid" not in trees
     walking = partial(walk, rule, without_replacement=masses)
-    return Verifier(name, walking, trees, rule if labels else None)
+    table = (rule.offered, False) if rule.tabled and not masses else None
+    return Verifier(name, walking, trees, rule if labels else None, table)
 
 
 def rule(
     name: str,
     trees: Iterable[str],
     labels: Any = None,
+    table: tuple[int | None, bool] | None = None,
     **options: Any,
 ) -> Callable[[T], T]:
     """Register a verification rule: a `Rule` class, or a function of (tree, rng).
@@ -154,6 +156,7 @@ def rule(
             DISTINCT or EVERY.
         labels: what estimates E[tau + 1] of every tree for it: True for a `Rule` class, which says
             so itself, a function (levels, start) for others; None: it has no labels.
+        table: see `Verifier`; a `Rule` class says so itself.
         options: further arguments of the function.
     """
 
@@ -162,7 +165,7 @@ def rule(
         if isinstance(thing, type):
             verifier = verifier_of(name, made(), frozenset(trees), labels)
         else:
-            verifier = Verifier(name, partial(made, **options), frozenset(trees), labels)
+            verifier = Verifier(name, partial(made, **options), frozenset(trees), labels, table)
         VERIFIERS.add(name)(verifier)
         return thing
 

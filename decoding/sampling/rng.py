@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from nde_talf.decoding.common.arguments import checked
-from nde_talf.decoding.sampling.device_rng import massless, search_on_device
+from nde_talf.decoding.sampling.device_rng import inverse_cdf, massless, search_on_device
 from nde_talf.decoding.sampling.nucleus import nucleus
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
@@ -107,6 +107,13 @@ class Rng:
     def ahead(self, count: int) -> list[float]:
         """Uniform numbers of so many draws, for a device that makes them before they are needed."""
         return [self.uniform() for _ in range(count)]
+
+    def rows(self, weights: Tensor, uniforms: Tensor) -> Tensor:
+        """Draw an index [n] from each row of `weights` [n, V], with `uniforms` [n] drawn ahead.
+
+        Nothing is read back, so that a CUDA graph can hold it.
+        """
+        return inverse_cdf(weights, uniforms[:, None])[:, 0]
 
     def pick(self, token: int, weights: Tensor) -> int:
         """Return `token`, drawn ahead from `weights` [V]."""

@@ -17,7 +17,8 @@ from nde_talf.data.text.pair import check_prompts
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.models.choose_forward import HALF, SAME
-from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
+from nde_talf.decoding.models.static_shapes import MARGIN
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
@@ -42,7 +43,7 @@ def compare_texts(config: CheckConfig, run: Run) -> list[tuple[bool, str]]:
         held_out = [prompt for prompt in pair_of(run).every_prompt() if prompt.split == "test"]
         prompts = [prompt.tokens for prompt in held_out]
         room = config.new_tokens + MARGIN
-        shapes = StaticShapes(max(map(len, prompts)) + room)
+        shapes = SHAPES[config.model.graphs](max(map(len, prompts)) + room)
         decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
         check_prompts(held_out, decoder.target, room, decoder.max_context)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]

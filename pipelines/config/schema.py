@@ -33,7 +33,7 @@ from nde_talf.decoding.common.settings import (
     settings,
 )
 from nde_talf.decoding.drafters.ngram_settings import NgramConfig
-from nde_talf.decoding.names import DTYPES, PRODUCTS
+from nde_talf.decoding.names import DTYPES, GRAPHS, PRODUCTS
 from nde_talf.decoding.registry import FORWARDS, POLICIES
 from nde_talf.decoding.sampling.sampling_setting import read_draft_temperature
 from nde_talf.draft_training.training_settings import HeadConfig, LanguageModelConfig
@@ -63,7 +63,7 @@ TABLE = "table.json"
 MEASURED = "measured"
 DISTIL = "distil"
 """A draft that is trained here for the user's target."""
-PASSES = ("device", "device_map", "forward", "products", "static_shapes")
+PASSES = ("device", "device_map", "forward", "products", "static_shapes", "graphs")
 """Keys of `model` that decide how passes run, and not what they compute."""
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "latency"
 
@@ -102,6 +102,10 @@ class LoadingConfig:
     """
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""
+    graphs: Annotated[str, one_of(GRAPHS)] = "compiled"
+    """How these passes become CUDA graphs: compiled by torch, or recorded as they run, with whole
+    steps of delayed trees, which no GPU has done yet.
+    """
     threads: Threads = 0
     """CPU threads of training and tracing; 0: torch's own choice."""
 

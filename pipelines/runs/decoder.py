@@ -30,6 +30,7 @@ from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
@@ -79,7 +80,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
         tokenizer = load_tokenizer(pair_of(run).where("target"))
         new_tokens, setting = config.new_tokens, config.setting
         text, prompt = prompt_of(config, run, tokenizer)
-        shapes = StaticShapes(len(prompt) + new_tokens + MARGIN)
+        shapes = SHAPES[config.model.graphs](len(prompt) + new_tokens + MARGIN)
         decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
         tokens, stop = prompt, decoder.target.ends
         # Decoded once without counting, so that times are true.

@@ -20,6 +20,7 @@ from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.sampling_setting import (
     AUTO,
     SamplingSetting,
@@ -167,7 +168,8 @@ def _prompts(
     room, every = evaluation.new_tokens + MARGIN, prompts + tuning
     check_prompts(every, models[0], room, min(model.max_context for model in models if model))
     longest = max(len(prompt.tokens) for prompt in every)
-    return prompts, tuning, StaticShapes(longest + room) if config.model.static_shapes else None
+    shapes = SHAPES[config.model.graphs](longest + room)
+    return prompts, tuning, shapes if config.model.static_shapes else None
 
 
 def _benches(

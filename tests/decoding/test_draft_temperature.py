@@ -146,9 +146,9 @@ def test_a_draft_row_without_an_allowed_token_stays_as_it_was():
     """A head of few tokens may know none that a grammar allows."""
     drafter, hidden = LMDrafter(PAIR[1]), torch.randn(2, PAIR[1].hidden_size)
     drafter.start([1, 2], 3, torch.empty(0), SETTING)
-    plain = drafter._distribution(hidden, [])
+    plain = drafter.distribution(hidden, [])
     allowed = torch.full((2, PAIR[1].vocab_size), -torch.inf)
     allowed[1, 5] = 0.0
     drafter.processed = lambda texts, logits: logits + allowed
-    q = drafter._distribution(hidden, [])
+    q = drafter.distribution(hidden, [])
     assert torch.equal(q[0], plain[0]) and q[1].tolist() == [0] * 5 + [1] + [0] * (len(q[1]) - 6)

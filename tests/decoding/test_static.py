@@ -20,6 +20,7 @@ from nde_talf.decoding.device import blocked
 from nde_talf.decoding.models import static_shapes
 from nde_talf.decoding.models.cache import Slots
 from nde_talf.decoding.policies.delayed import draft_delayed
+from nde_talf.decoding.recorded_step import RecordedShapes
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
@@ -143,7 +144,7 @@ def test_recorded_passes_over_fixed_buffers_give_the_plain_tokens(name, make_hea
     monkeypatch.setattr(static_shapes, "_SHOWN", 16)
     target, draft = pair(name)
     head = make_head(target) if make_head else None
-    static = StaticShapes(CONTEXT, rows=16, graphs="recorded")
+    static = RecordedShapes(CONTEXT, rows=16)
     plain, fixed = (
         decoder(target, draft, ManySizes(), "specinfer", shapes, head) for shapes in (None, static)
     )
@@ -152,7 +153,7 @@ def test_recorded_passes_over_fixed_buffers_give_the_plain_tokens(name, make_hea
         expected = plain.generate(*asked, Rng.seeded(seed)).tokens
         assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
     for passes in static._passes.values():
-        assert len(passes.recorded.graphs) == len(static.sizes) * len(passes.warm) > 4
+        assert len(passes.buffers) > 4  # of sizes and numbers of slots
         # Of each shape of keys one tensor.
         assert len({id(layer.slots) for layer in passes.cache.layers}) == 1
 
@@ -163,7 +164,7 @@ def test_keys_and_values_that_a_device_cannot_hold_are_refused_with_their_size(m
 
     target, _ = tiny_pair(16)
     monkeypatch.setattr(Slots, "room", full)
-    session = target.session((), StaticShapes(1 << 20, rows=4, graphs="recorded"))
+    session = target.session((), RecordedShapes(1 << 20, rows=4))
     with refusal("keys and values of 1048584 tokens need"):
         session.append([1, 2])
 

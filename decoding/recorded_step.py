@@ -1,0 +1,380 @@
+"""A step of a delayed tree as a few functions over fixed buffers, which CUDA graphs can hold.
+
+    upload → advance → level, level, ... → target → table → transfer → the rule, on the host
+
+`advance` commits what the last step accepted and runs it through the draft; `level` draws the
+tokens of a level and runs them; `score` runs all nodes through the target; `table` finds the
+numbers that the rule may look at. Their shapes depend on the width of a level, the padded number of
+nodes and the number of slots shown; the table's on the tree. So a few graphs serve all trees.
+
+Draws that coincide keep rows of their own on the device. The host merges them: a node's children
+are drawn from q, and verified against p, of its first row.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nde_talf.decoding.actions import Action
+from nde_talf.decoding.common.arguments import Positive, checked
+from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.device import blocked, upload
+from nde_talf.decoding.drafters.base import DraftPoint, SessionDrafter
+from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs, StaticShapes
+from nde_talf.decoding.policies.base import DecodingState
+from nde_talf.decoding.policies.delayed import within
+from nde_talf.decoding.rules.verification_table import draws_of, look_up, nodes_in
+from nde_talf.decoding.sampling.device_rng import inverse_cdf
+from nde_talf.decoding.sampling.rng import Rng, warp
+from nde_talf.decoding.sampling.sampling_setting import feature_setting
+from nde_talf.decoding.step import Step, Stopwatch
+from nde_talf.decoding.tree import DraftTree
+
+SIZES = (1, 2, 4, 8, 16, 32, 48)
+"""Numbers of rows that passes are padded to; the last is the most that a tree may have."""
+MOST = SIZES[-1]
+# Lines of what is uploaded. SCALARS: position of the first token that the last step committed,
+# their number, the rows of the tree, and the root's position. Then a number for each of these
+# tokens (FROM: the row of the last tree before it), or for each row (SEES: bit i is 1 where it sees
+# row i).
+SCALARS, TOKENS, FROM, PARENTS, DEPTHS, SEES, DRAWS, LAST_DRAWS = range(8)
+
+
+@lru_cache(None)
+def layout(action: Action) -> tuple[np.ndarray, list[tuple[slice, int]]]:
+    """Return the rows of an action's tree if no draws are merged, level by level.
+
+    Returns:
+        Parent, depth and bits of what it sees, of each row [3, N]; then of each level its rows, and
+        how many draws one of them may have.
+    """
+    rows, ends, levels = [(-1, 0, 1)], [0], list[tuple[slice, int]]()
+    for level in range(action.depth + 1):
+        branched = action.l1 <= level < action.depth
+        levels.append((slice(ends[0], ends[-1] + 1), action.k if branched else 1))
+        if level == action.depth:
+            break
+        parents = action.k * ends if level == action.l1 else ends
+        ends = list(range(len(rows), len(rows) + len(parents)))
+        for row, parent in zip(ends, parents, strict=True):
+            rows.append((parent, level + 1, rows[parent][2] | 1 << row))
+    return np.array(rows).T, levels
+
+
+def why_not(decoder: Any) -> str:
+    """Return why a decoder's steps cannot be recorded; empty where they can."""
+    policy, drafter, rule = decoder.policy, decoder.drafter, decoder.verify
+    action = None if policy.looks else policy.delayed_tree(None, None)
+    if not policy.looks and (action is None or action.nodes > MOST):
+        return f"the policy drafts no delayed trees of up to {MOST} nodes"
+    if rule.table is None:
+        return f"verifier={rule.name} looks at whole rows"
+    if decoder.process is not None or decoder.record:
+        return "logits are changed or recorded"
+    if decoder.target.native is None or not (drafter is None or drafter.native):
+        return "target or draft has no native pass, and may have hooks or states"
+    return ""
+
+
+class RecordedShapes(StaticShapes):
+    """Static shapes whose passes are recorded as CUDA graphs, and with them steps of delayed trees.
+
+    Rules take their numbers from one table. No GPU has run it yet.
+    """
+
+    recorded = True
+
+    @checked
+    def __init__(self, context: Positive, rows: Positive = 128):
+        super().__init__(context, rows)
+        self.steps: dict[Any, RecordedSteps] = {}
+
+    def recorder(self, decoder: Any) -> Callable[..., Iterator[Step]] | None:
+        """See `Shapes.recorder`; None, after a line that says why, for other decoders."""
+        why = why_not(decoder)
+        if not why:
+            return partial(recorded_steps, decoder)
+        message = f"static shapes: passes are recorded one by one, and no whole steps: {why}."
+        warnings.warn(message, Advice, stacklevel=4)
+        return None
+
+
+SHAPES = {"compiled": StaticShapes, "recorded": RecordedShapes}
+"""By `nde_talf.decoding.names.GRAPHS`."""
+
+
+class RecordedSteps:
+    """Buffers and graphs of a pair, its settings and a rule; they serve one sequence at a time.
+
+    Args:
+        decoder: of which `why_not` found nothing.
+        setting: the target's.
+        passes: the target's, and the draft's.
+        drafter: at a root, or None.
+        features: [n, W], the target's at the prompt.
+    """
+
+    def __init__(
+        self,
+        decoder: Any,
+        setting: Any,
+        passes: list[FixedPasses],
+        drafter: SessionDrafter | None,
+        features: Tensor,
+    ):
+        self.target, self.layers, self.rule = decoder.target, decoder.layers, decoder.verify.table
+        self.setting, self.static, self.drafter = setting, decoder.static, drafter
+        self.passes, self.device = passes, features.device
+        kind = torch.float64 if self.target.dtype == torch.float64 else torch.float32
+        hidden = features if drafter is None else drafter.previous.hidden
+        size = 2 * MOST * self.target.vocab_size * kind.itemsize
+        zeros = partial(torch.zeros, device=self.device)
+        try:
+            self.p, self.q = zeros(2, MOST, self.target.vocab_size, dtype=kind)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"static shapes: distributions of {MOST} nodes need {size / 2**30:.2f} GiB, more"
+                " than the device has left. Give a smaller context, or model.graphs=compiled."
+            ) from error
+        self.features = zeros(MOST, features.shape[-1], dtype=features.dtype)
+        self.hidden = zeros(MOST, hidden.shape[-1], dtype=hidden.dtype)
+        self.make_rows()
+
+    def make_rows(self) -> None:
+        """Make the buffers of rows and of what is uploaded."""
+        self.graphs = RecordedGraphs(self.device, self._idle)
+        self.sent = torch.zeros(8, MOST, dtype=torch.float64, device=self.device)
+        self.whole = self.sent.long()
+        self.tokens, self.above, self.first = torch.zeros_like(self.whole[:3])
+        self.row = torch.zeros_like(self.tokens[:1])  # the next one to be drawn
+
+    def steps(
+        self,
+        decoder: Any,
+        state: DecodingState,
+        rng: Rng,
+        sessions: list[Any],
+        drafter: SessionDrafter | None,
+    ) -> Iterator[Step]:
+        """Yield a decoder's steps after the prefill of a sequence, until the context is full."""
+        tokens, rows, policy = [state.root], [0], decoder.policy
+        while state.room >= 0:
+            watch, numbers = Stopwatch(decoder.tick), np.zeros(self.sent.shape)
+            count, action = len(tokens), Action(1, 0, 0)
+            numbers[SCALARS, [0, 1, 3]] = state.context - count, count, state.context - 1
+            numbers[[TOKENS, FROM], :count] = tokens, rows
+            with torch.inference_mode(), ExitStack() as turns:
+                for session in sessions:
+                    turns.enter_context(session.passes.turn(session))
+                if not policy.looks:
+                    action = self._plan(numbers, policy.delayed_tree(state, None), state.room, rng)
+                self._send(numbers)
+                shown = self.static.shown(state.context + MOST)
+                points = self._run(self.advance, _padded(count), shown)
+                if policy.looks and drafter is not None:
+                    drafter.previous, drafter.root = (
+                        DraftPoint(hidden.clone, q.clone) for hidden, q in zip(*points, strict=True)
+                    )
+                    chosen = policy.delayed_tree(state, drafter)
+                    action = self._plan(numbers, chosen, state.room, rng)
+                    self._send(numbers)
+                for level, _ in layout(action)[1][1:]:
+                    last = level.stop == layout(action)[0].shape[1]
+                    self._run(self.level, rng, level.stop - level.start, shown, last)
+                watch.charge("draft", policy=policy.seconds)
+                nodes = _padded(layout(action)[0].shape[1])
+                states, logits = self._run(self.score, nodes, shown)
+                watch.charge("target")
+
+                tree, row = self._merged(state.root, action, *self._run(self.table, action))
+                end, token = decoder.verify(tree, rng)
+                accepted, last_row = tree.commit(end, token), row[end]
+                tokens, rows = accepted.tokens, [0, *(row[node] for node in accepted.path)]
+                look, p = feature_setting(self.setting), self.p[last_row]
+                seen = p if look is self.setting else warp(logits[last_row], look)
+                state = state.after(tokens, seen, states[last_row])
+                watch.charge("verify")
+            yield Step(tokens, len(tree), watch.seconds)
+
+    def _run(self, function: Any, *arguments: Any) -> Any:
+        """Run a function as a graph; its arguments say which."""
+        key = function.__name__, *(each for each in arguments if not isinstance(each, Rng))
+        return self.graphs(key, partial(function, *arguments))
+
+    def _plan(self, numbers: np.ndarray, chosen: Any, room: int, rng: Rng) -> Action:
+        """Write the rows of a tree, as deep as there is room, and its uniform numbers."""
+        action = within(chosen, room)
+        rows, _ = layout(action)
+        count = rows.shape[1]
+        self.static.size(count)
+        numbers[SCALARS, 2], numbers[PARENTS : SEES + 1, :count] = count, rows
+        numbers[DRAWS, 1:count] = rng.ahead(count - 1)
+        numbers[LAST_DRAWS, :count] = rng.ahead(count)
+        return action
+
+    def _send(self, numbers: np.ndarray) -> None:
+        self.sent.copy_(upload(torch.from_numpy(numbers), self.device))
+        self.whole.copy_(self.sent)
+
+    def advance(self, width: int, shown: int) -> tuple[Tensor, Tensor] | None:
+        """Keep what was accepted, up to `width` tokens, and draft at the root.
+
+        Returns the draft's hidden states [2, H] and q [2, V] before the root and at it.
+        """
+        start, count = self.whole[SCALARS, :2].split(1)
+        tokens, rows = self.whole[TOKENS, :width], self.whole[FROM, :width]
+        at, target = torch.arange(width, device=self.device), self.passes[0]
+        slots = torch.where(at < count, at, target.nowhere)
+        if width > 1:  # the tree's root lies before the first of the tokens
+            before = torch.where(at < count, rows, target.nowhere), slots
+            target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
+        self.tokens[:1] = tokens.index_select(0, count - 1)
+        self.row.fill_(1)
+        if self.drafter is None:
+            return None
+        inputs = self.drafter.inputs(self.features.index_select(0, rows), drafted=False)
+        sees = torch.bitwise_left_shift(torch.full_like(at, 2), at) - 1
+        begin = start - self.drafter.lag
+        states = self._pass(self.passes[1], begin, tokens, (slots, at, sees), inputs, shown)
+        around = torch.cat([count - 1, count])
+        hidden = torch.cat([self.hidden[:1], states]).index_select(0, around)
+        q = self.drafter.distribution(hidden, []).to(self.q)
+        self.hidden[:1], self.q[:1] = hidden[1:], q[1:]
+        return hidden, q
+
+    def level(self, rng: Rng, width: int, shown: int, last: bool) -> None:
+        """Draw the next `width` rows, and unless they are the last ones find q there."""
+        rows = self.row + torch.arange(width, device=self.device)
+        parents, depths, sees = self.whole[PARENTS : SEES + 1].index_select(1, rows)
+        above = self.first.index_select(0, parents)
+        uniforms = self.sent[DRAWS].index_select(0, rows)
+        drawn = rng.rows(self.q.index_select(0, above), uniforms)
+        same = (above[:, None] == above) & (drawn[:, None] == drawn)
+        first = self.row + same.int().argmax(1)
+        for buffer, values in ((self.tokens, drawn), (self.above, above), (self.first, first)):
+            buffer.index_copy_(0, rows, values)
+        self.row += width
+        if last or self.drafter is None:
+            return
+        inputs = self.drafter.inputs(self.hidden.index_select(0, above))
+        begin = self.whole[SCALARS, 3:4] - self.drafter.lag
+        states = self._pass(self.passes[1], begin, drawn, (rows, depths, sees), inputs, shown)
+        self.hidden.index_copy_(0, rows, states)
+        self.q.index_copy_(0, rows, self.drafter.distribution(states, []).to(self.q))
+
+    def score(self, nodes: int, shown: int) -> tuple[Tensor, Tensor]:
+        """Run the target on all rows; return its hidden states and logits."""
+        at, passes = torch.arange(nodes, device=self.device), self.passes[0]
+        count, root = self.whole[SCALARS, 2:4].split(1)
+        slots = torch.where(at < count, at, passes.nowhere)
+        rows = slots, self.whole[DEPTHS, :nodes], self.whole[SEES, :nodes]
+        states = self._pass(passes, root, self.tokens[:nodes], rows, {}, shown)
+        hidden, features = self.target.parts(states, self.layers)
+        logits = self.target.logits(hidden)
+        self.p[:nodes], self.features[:nodes] = warp(logits, self.setting), features
+        return hidden, logits
+
+    def table(self, action: Action) -> tuple[Tensor, Tensor, tuple[int, int]]:
+        """Return all that the host gets: `nodes_in`'s numbers and the tokens; then the weights.
+
+        Last the shape of the table, (M, K).
+        """
+        (*levels, (leaves, _)), (offered, bottom_up) = layout(action)[1], self.rule
+        count, inner = leaves.stop, leaves.start
+        most = max((draws for _, draws in levels), default=0)
+        if offered is not None:
+            most = min(most, offered)
+        inner = inner if most else 0
+        tokens = self.tokens[:count]
+        draws = draws_of(tokens, self.above[:count], inner, most)
+        if not bottom_up:
+            levels = [(slice(0, inner), most)]
+        found, weights = look_up(
+            self.p[:count], self.q[:inner], draws, levels if most else [], bottom_up
+        )
+        ahead = inverse_cdf(weights, self.sent[LAST_DRAWS, :count, None])[:, 0]
+        values = torch.cat([found, ahead.double(), tokens.double()])
+        return values, weights, (inner, most)
+
+    def _merged(
+        self, root: int, action: Action, found: Tensor, weights: Tensor, shape: tuple[int, int]
+    ) -> tuple[DraftTree, dict[int, int]]:
+        """Bring a table to the host; return the tree of its draws, and each node's first row."""
+        values, parents = found.tolist(), layout(action)[0][0].tolist()
+        tree, nodes, row = DraftTree.rooted(root), [0], {0: 0}
+        tokens = values[len(values) - len(parents) :]
+        for at in range(1, len(parents)):
+            nodes.append(tree.add(nodes[parents[at]], int(tokens[at])))
+            row.setdefault(nodes[at], at)
+        tree.nodes = nodes_in(values, weights, tree, row, shape)
+        return tree, row
+
+    def _pass(
+        self,
+        passes: FixedPasses,
+        start: Tensor,
+        tokens: Tensor,
+        rows: tuple[Tensor, Tensor, Tensor],
+        inputs: dict[str, Tensor],
+        shown: int,
+    ) -> Tensor:
+        """Run rows, which see the slots before `start` and of those after it what they say.
+
+        rows: of each the slot and the position, both after `start`, and the bits of what it sees. A
+        slot that there is not is none.
+        """
+        slots, depths, sees = rows
+        column = torch.arange(shown, device=self.device) - start
+        seen = (column < 0) | ((sees[:, None] >> column.clamp(0, 62)) & 1 == 1)
+        mask = torch.zeros(seen.shape, dtype=passes.dtype, device=self.device)
+        mask = mask.masked_fill(~seen, blocked(passes.dtype))[None, None]
+        slots, positions = ((start + each).clamp(max=passes.nowhere) for each in (slots, depths))
+        passes.cache.write_to(slots, shown)
+        return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs)[0]
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Let a function write where nothing is kept."""
+        kept = [(each, each.clone()) for each in (self.whole, self.row, self.hidden)]
+        self.whole.zero_()
+        self.whole[SCALARS] = self.passes[0].nowhere
+        self.whole[SCALARS, 1].fill_(1)
+        self.whole[SCALARS, 2].fill_(0)
+        yield
+        for buffer, content in kept:
+            buffer.copy_(content)
+
+
+def _padded(count: int) -> int:
+    return next(size for size in SIZES if size >= count)
+
+
+def recorded_steps(
+    decoder: Any,
+    state: DecodingState,
+    rng: Rng,
+    session: Any,
+    drafter: Any,
+    features: Tensor,
+) -> Iterator[Step]:
+    """Yield a decoder's steps after a prefill, over the buffers of its static shapes.
+
+    features: [n, W], the target's at the prompt.
+    """
+    sessions = [session] if drafter is None else [session, drafter.session]
+    passes, known = [each.passes for each in sessions], decoder.static.steps
+    key = decoder.verify.table, state.setting, drafter and drafter.setting, *passes
+    with torch.inference_mode():
+        if key not in known:
+            known[key] = RecordedSteps(decoder, state.setting, passes, drafter, features)
+        steps: RecordedSteps = known[key]
+        steps.features[0] = features[-1]
+        if drafter is not None:
+            steps.hidden[0] = drafter.previous.hidden
+    return steps.steps(decoder, state, rng, sessions, drafter)

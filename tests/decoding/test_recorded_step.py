@@ -1,0 +1,250 @@
+"""Recorded steps: today's tokens, the target's law, one upload and one wait, and graphs could hold them."""
+
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from nde_talf import (
+    VERIFIERS,
+    Action,
+    Autoregressive,
+    Beam,
+    CausalModel,
+    DecodingState,
+    Delayed,
+    EagleDrafter,
+    LMDrafter,
+    Rng,
+    SamplingSetting,
+    SpeculativeDecoder,
+    StaticShapes,
+)
+from nde_talf.decoding.common.errors import Advice
+from nde_talf.decoding.models.static_shapes import RecordedGraphs
+from nde_talf.decoding.recorded_step import PARENTS, SCALARS, RecordedShapes, RecordedSteps
+from nde_talf.decoding.sampling import rng as sampling
+from nde_talf.decoding.sampling.nucleus import nucleus_sorted
+from nde_talf.decoding.sampling.sampling_setting import RAW
+from nde_talf.decoding.testing import exact_law
+from tests.decoding.families import family
+from tests.decoding.laws import continued as law_and_then_p
+from tests.decoding.laws import distance
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.tables import Tables, emitted, scored
+from tests.decoding.test_laws import TOLERANCE, PeakedTables
+from tests.draft_training.heads import random_eagle3, random_head
+from tests.refusal import refusal
+from tests.test_simulated_gpu import PROMPT, Scripted, selecting
+
+RULES = ("specinfer", "naivetree", "nss", "traversal")
+TREES = (Action(4, 0, 3), Action(2, 2, 2), Action(3, 1, 1))
+HEADS = {"eagle": random_head, "eagle3": random_eagle3}
+CONTEXT = 48
+
+
+def static():
+    return RecordedShapes(CONTEXT, rows=48)
+
+
+def drafter(name, target, draft, shapes):
+    return LMDrafter(draft, shapes) if name == "lm" else EagleDrafter(HEADS[name](target), shapes)
+
+
+def decoder(policy, rule, shapes, drafts="lm", pair=None):
+    target, draft = pair or tiny_pair(29, layers=4)
+    return SpeculativeDecoder(
+        target, drafter(drafts, target, draft, shapes), policy, rule, static=shapes
+    )
+
+
+def cases():
+    for tree in TREES:
+        for drafts in ("lm", *HEADS):
+            for rule in RULES:
+                quick = rule == "traversal" and (drafts == "lm") == (tree == TREES[0])
+                yield pytest.param(tree, drafts, rule, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("tree,drafts,rule", [*cases()])
+@pytest.mark.parametrize("setting", [SamplingSetting(1.0, 0.9), SamplingSetting(0.0)], ids=str)
+def test_tokens_are_todays(tree, drafts, rule, setting):
+    """Numbers are scripted by purpose: for draws of a level, for the rule and for the last token."""
+    texts = []
+    for shapes in (None, static()):
+        of = decoder(Delayed(tree), rule, shapes, drafts)
+        text = of.generate(PROMPT, 20, setting, Scripted(0))
+        texts.append((text.tokens, [step.nodes for step in text.steps]))
+    assert texts[0] == texts[1]
+    assert shapes.steps  # of the last one
+
+
+@pytest.mark.parametrize(
+    "name,policy,rule",
+    [
+        ("tiny", selecting, "specinfer"),
+        ("tiny", Autoregressive, "nss"),
+        pytest.param("gemma-3", lambda: Delayed(TREES[1]), "traversal", marks=pytest.mark.slow),
+    ],
+)
+def test_a_context_is_filled_as_today(name, policy, rule):
+    """By a selector that looks at the models' states, by plain decoding, with windows of attention."""
+    texts, asked = [], (PROMPT, CONTEXT + 1 - len(PROMPT), SamplingSetting(0.8))
+    for shapes in (StaticShapes(CONTEXT, rows=48), static()):
+        pair = tiny_pair(29, layers=4)
+        if name != "tiny":
+            pair = family(name), family(name, noise=0.01)
+        of = decoder(policy(), rule, shapes, pair=pair)
+        texts.append(of.generate(*asked, Scripted(0)).tokens)
+    assert texts[0] == texts[1] and len(PROMPT) + len(texts[0]) == CONTEXT + 1
+
+
+class OfTables(RecordedSteps):
+    """Steps whose models are tables; draws, merging, the table and the walk are the real ones."""
+
+    def __init__(self, tables, rule):
+        self.tables, self.rule, self.setting, self.static = tables, rule.table, RAW, static()
+        self.device, self.drafter, row = torch.device("cpu"), None, tables(())[0]
+        self.p, self.q = row.new_zeros(2, 48, len(row))
+        self.make_rows()
+
+    def text(self, row):
+        tokens, parents = [], self.whole[PARENTS].tolist()
+        while row:
+            tokens.append(int(self.tokens[row]))
+            row = parents[row]
+        return tuple(reversed(tokens))
+
+    def advance(self, width, shown):
+        self.row.fill_(1)
+        self.q[0] = self.tables(())[1]
+
+    def level(self, rng, width, shown, last):
+        first = int(self.row)
+        super().level(rng, width, shown, True)
+        for row in range(first, first + width):
+            self.q[row] = self.tables(self.text(row))[1]
+
+    def score(self, nodes, shown):
+        for row in range(int(self.whole[SCALARS, 2])):
+            self.p[row] = self.tables(self.text(row))[0]
+        return self.p[:nodes], self.p[:nodes].log()
+
+    def emitted(self, decoder, rng):
+        state = DecodingState(0, 1, 20, RAW, None, None)
+        return tuple(next(self.steps(decoder, state, rng, [], None)).tokens)
+
+
+def all_tables(night):
+    yield Tables("sparse", seed=3, vocabulary=2), 1e-9
+    for dtype, bound in TOLERANCE.items():
+        for kind in ("gap 16", "two steps", "ties", "top-p of both") if night else ("two steps",):
+            yield PeakedTables(kind, dtype, 2), bound
+
+
+@pytest.mark.parametrize(
+    "night",
+    [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.law)],
+)
+@pytest.mark.parametrize(
+    "action", [Action(1, 0, 2), Action(2, 0, 1), Action(2, 1, 1), Action(2, 0, 2)], ids=str
+)
+def test_laws_are_the_targets_and_todays(action, night):
+    policy = Delayed(action)
+    for name, rule in VERIFIERS.items():
+        if rule.table is None or policy.trees not in rule.trees:
+            continue
+        for tables, bound in all_tables(night):
+            steps, of = (
+                OfTables(tables, rule),
+                SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter),
+            )
+            law = exact_law(partial(steps.emitted, of))
+            today = exact_law(lambda rng, t=tables, r=rule: emitted(scored(t, policy, rng), r, rng))
+            assert abs(sum(law.values()) - 1) < 1e-12
+            assert distance(law, today) < bound, name
+            length = action.depth + 1
+            p = law_and_then_p({(): 1.0}, tables, length)
+            assert distance(law_and_then_p(law, tables, length), p) < bound, name
+
+
+def recorded(drafts, setting=SamplingSetting(0.6, 0.9), rule="traversal"):
+    """A decoder's steps after some of them."""
+    of = decoder(Delayed(TREES[0]), rule, static(), drafts)
+    of.generate(PROMPT, 8, setting, Rng.seeded(0))
+    (steps,) = of.static.steps.values()
+    return steps
+
+
+@pytest.mark.parametrize("drafts", ["lm", pytest.param("eagle3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", ["specinfer", "traversal"])
+def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
+    """Run with tensors that have no numbers: nothing is read, no shape depends on any."""
+    monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
+    steps, rng = recorded(drafts, rule=rule), Rng.seeded(0)
+    functions = {
+        "advance": partial(steps.advance, 4, CONTEXT),
+        "level": partial(steps.level, rng, 4, CONTEXT, False),
+        "last level": partial(steps.level, rng, 4, CONTEXT, True),
+        "target": partial(steps.score, 16, CONTEXT),
+        "table": partial(steps.table, TREES[0]),
+    }
+    buffers = ("p", "q", "sent", "whole", "tokens", "above", "first", "row", "features", "hidden")
+    with torch.inference_mode():
+        for function in functions.values():
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                for each in buffers:
+                    monkeypatch.setattr(steps, each, mode.from_tensor(getattr(steps, each).clone()))
+                function()
+
+
+def test_a_first_run_before_a_graph_leaves_the_buffers_as_they_are(monkeypatch):
+    """Capturing runs a function once more than it is asked for: idle, and then as if it had not."""
+    texts = []
+    for twice in (False, True):
+
+        def run(graphs, key, function, twice=twice):
+            if twice:
+                with graphs.idle():
+                    function()
+            return function()
+
+        monkeypatch.setattr(RecordedGraphs, "__call__", run)
+        of = decoder(Delayed(TREES[1]), "traversal", static(), "eagle")
+        texts.append(of.generate(PROMPT, 20, SamplingSetting(0.9), Rng.seeded(1)).tokens)
+    assert texts[0] == texts[1]
+
+
+def test_why_steps_are_not_recorded_is_one_line():
+    hooks = [CausalModel(each.module, forward="transformers") for each in tiny_pair(29)]
+    for policy, rule, pair, why in (
+        (Beam(k=2, depth=2, nodes=4), "nss", None, "no delayed trees of up to 48"),
+        (Delayed(Action(2, 0, 2)), "spectr", None, "verifier=spectr looks at whole rows"),
+        (Delayed(Action(1, 0, 48)), "bv", None, "no delayed trees of up to 48"),
+        (Delayed(Action(2, 0, 2)), "nss", hooks, "no native pass"),
+    ):
+        with pytest.warns(Advice, match=why):
+            of = decoder(policy, rule, RecordedShapes(CONTEXT), pair=pair)
+        assert len(of.generate(PROMPT, 4, RAW, Rng.seeded(0)).tokens) == 4
+
+
+def test_what_does_not_fit_is_named(monkeypatch):
+    few = RecordedShapes(CONTEXT, rows=4)
+    with refusal("rows=13"):
+        decoder(Delayed(TREES[0]), "nss", few).generate(PROMPT, 4, RAW, Rng.seeded(0))
+    of = decoder(Delayed(TREES[0]), "nss", static())
+    first, second = (of.blocks(PROMPT, 20, RAW, Rng.seeded(0)) for _ in range(2))
+    next(first), next(first), next(second)
+    with refusal("another sequence"):
+        next(first)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    of = decoder(Delayed(TREES[0]), "nss", static())
+    monkeypatch.setattr(torch, "zeros", full)
+    with refusal("distributions of 48 nodes need 0.00 GiB"):
+        list(of.blocks(PROMPT, 20, RAW, Rng.seeded(0)))
