@@ -144,9 +144,9 @@ from pathlib import Path
 
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
+from benchmarks.lossless import tiny_pair
 from nde_talf.data.engines.vllm import open_llm, sampling_params
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
-from nde_talf.evaluation.lossless import tiny_pair
 
 if __name__ == "__main__":
     config = json.load(open(sys.argv[1]))
