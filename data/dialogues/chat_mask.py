@@ -31,9 +31,6 @@ class ChatEncoder:
         template: Jinja text in place of the tokenizer's own chat template.
         options: passed to the template, such as {"enable_thinking": False}.
 
-    Attributes:
-        unused: how many of the dialogues hold something that is not used, by its name.
-
     Raises:
         UserError: there is no chat template, or no dialogue can be used with it.
     """
@@ -49,7 +46,7 @@ class ChatEncoder:
                 f"{KEY}: the tokenizer has no chat template. For a plain one give"
                 f" '{KEY}=[plain,file]' {KEY}.source=FILE; or set {KEY}.chat_template to its Jinja."
             )
-        self.tokenizer, self.unused = tokenizer, Counter[str]()
+        self.tokenizer = tokenizer
         self.chat = ChatTemplate(tokenizer, f"{KEY}.chat_template", template, options)
         probe = [{"role": USER, "content": PROBE}]
         self._special = special_tokens(tokenizer)
@@ -91,7 +88,6 @@ class ChatEncoder:
         if any(token in said for token in self._reserved):
             raise UnsuitedError("whose answers hold special tokens")
         whole = self.chat.render(messages, tools)
-        self.unused.update([*dialogue.unused, *self.chat.left_out(messages, tools)])
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         finished = ends[:-1] if cut else ends
         texts = {

@@ -1,4 +1,4 @@
-"""Conversations of rows: what is asked, by whom and with which tools, and what is not used."""
+"""Conversations of rows: what is asked, by whom and with which tools."""
 
 import pytest
 
@@ -25,20 +25,19 @@ ONE = chat("system: Be kind.", "user: One?", "assistant: 1", "user: Two?")
 
 
 @pytest.mark.parametrize(
-    "row,shown,unused",
+    "row,shown",
     [
-        ({"messages": [*ONE, *chat("assistant: ")]}, ONE, ()),
-        ({"messages": ONE[1:2], "system": "Be kind."}, ONE[:2], ()),
-        ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2], ("column system_prompt",)),
-        ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:], ("later questions",)),
-        ({"messages": ["One?", "Two?"]}, ONE[1:2], ("later questions",)),
-        ({"messages": [*ONE[1:3], *chat("tool: x", "assistant: 2")]}, ONE[1:2], ()),
-        ({"messages": chat("developer: Be kind.", "human: One?")}, ONE[:2], ()),
+        ({"messages": [*ONE, *chat("assistant: ")]}, ONE),
+        ({"messages": ONE[1:2], "system": "Be kind."}, ONE[:2]),
+        ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2]),
+        ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:]),
+        ({"messages": ["One?", "Two?"]}, ONE[1:2]),
+        ({"messages": [*ONE[1:3], *chat("tool: x", "assistant: 2")]}, ONE[1:2]),
+        ({"messages": chat("developer: Be kind.", "human: One?")}, ONE[:2]),
     ],
 )
-def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown, unused):
-    made = asked(row)
-    assert (made.messages, made.unused) == (shown, unused)
+def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown):
+    assert asked(row).messages == shown
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,9 @@ def test_who_answers_is_told_of_a_target_that_is_given_and_of_none(target, who, 
 
 
 @pytest.mark.parametrize("row,template", TABLES["columns"])
-def test_columns_are_recognised(row, template):
-    assert question_template([row] * 3, "file", "key") == template
+def test_columns_are_recognised(row, template, tmp_path):
+    rows = load_table(write(tmp_path, "p.jsonl", [row]))
+    assert question_template(rows, "file", "key") == template
 
 
 @pytest.mark.slow
