@@ -44,8 +44,8 @@ from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
-from nde_talf.evaluation.methods import BEST_STATIC, GROUPS, Bench, Plan, plan_methods
-from nde_talf.evaluation.protocol import BASELINE
+from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
+from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import by_kind, by_setting, ended
 from nde_talf.evaluation.tuning import Tuner
@@ -209,7 +209,7 @@ class Table:
 def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
     """Compare all methods with the head's best static tree, and tell speed-ups by kind."""
     ((setting, methods),) = by_setting(records).items()
-    tree = next(title for role, title in plan.roles.items() if role.endswith(BEST_STATIC))
+    tree = plan.roles[HEAD_TREE].method
     ratios = {name: shown(speed_ratio(own, methods[tree])) for name, own in methods.items()}
     listed = (f"{name} {ratio}" for name, ratio in ratios.items() if name != tree)
     yield f"{setting}, over {tree}: {', '.join(listed)}."

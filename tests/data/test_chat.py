@@ -85,39 +85,6 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
     return "{% for turn in messages %}" + asked + answer + "{% endif %}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    "template,reason",
-    [
-        (
-            showing("{{ turn.content.split('is')[-1] }}<|im_end|>\n"),
-            "whose answers the template does not show as they are",
-        ),
-        (
-            showing("{{ turn.content }}<|im_end|>", "{{ turn.content }} f"),
-            "in which a token reaches over the beginning of an answer",
-        ),
-    ],
-)
-def test_a_template_that_rewrites_answers_or_glues_them_on_is_refused(template, reason):
-    tokenizer = family_tokenizer("qwen2", ["a few words"])
-    encoder, said = ChatEncoder(tokenizer, template), dialogue([["So is", "ew is words"]])
-    assert encode_dialogues(encoder, [said]) == ([], {reason: 1})
-
-
-def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
-    tokenizer = family_tokenizer("qwen2", ["a few words"])
-    with refusal("no special token"):
-        ChatEncoder(tokenizer, showing("{{ turn.content }}\n\n")).documents(dialogue())
-    with refusal("so that none could be used"):
-        ChatEncoder(tokenizer, showing("{{ turn.content | upper }}<|im_end|>\n"))
-    ChatEncoder(
-        tokenizer, None, {"key": 1, "chat_template": showing("{{ turn.content }}<|im_end|>")}
-    )
-    tokenizer.chat_template = None
-    with refusal(r"dialogues\.chat_template"):
-        ChatEncoder(tokenizer)
-
-
 THINKING = "{{ '<think>' ~ turn.reasoning_content ~ '</think>' if turn.reasoning_content }}"
 CALLING = "{% for call in turn.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}"
 CALL = {"type": "function", "function": {"name": "clock"}}

@@ -3,7 +3,6 @@
 import pytest
 
 from nde_talf.data.text.conversation import (
-    UnsuitedError,
     in_order,
     question,
     question_keys,
@@ -38,21 +37,6 @@ ONE = chat("system: Be kind.", "user: One?", "assistant: 1", "user: Two?")
 )
 def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown):
     assert asked(row).messages == shown
-
-
-@pytest.mark.parametrize(
-    "turns,reason",
-    [
-        (ONE[:1], "without a user's turn"),
-        (ONE[2:], "roles out of order"),
-        (chat("user: One?", "system: x", "user: Two?"), "roles out of order"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "no text"),
-        (["  "], "blank"),
-    ],
-)
-def test_a_row_that_asks_nothing_says_why(turns, reason):
-    with pytest.raises(UnsuitedError, match=reason):
-        asked({"messages": turns})
 
 
 def test_tools_may_be_texts_of_json_and_arguments_are_objects():

@@ -3,7 +3,6 @@
 import datasets
 import pytest
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
 
 from nde_talf.data.text.corpus import (
     load_documents,
@@ -13,7 +12,7 @@ from nde_talf.data.text.corpus import (
     split_documents,
 )
 from nde_talf.data.text.settings import Corpus
-from nde_talf.data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
+from nde_talf.data.text.tokenizer import pack, train_tokenizer
 from nde_talf.decoding.common.errors import UserError
 
 
@@ -131,16 +130,6 @@ def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_
     documents = load_documents(str(path))
     assert len(documents) > 3
     assert "\n\n".join(documents["text"]).split("\n\n") == paragraphs
-
-
-def test_the_tokenizer_gives_back_every_text(standard_library, tmp_path):
-    train_tokenizer(standard_library["text"][:20], 400).save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    text = "def f(x):\n\treturn 'né 漢 😀'  # two  spaces\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert len(tokenizer) == 400
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    assert tokenizer.eos_token_id == tokenizer.bos_token_id == end == 0
 
 
 def test_packed_rows_hold_the_documents_end_to_end(standard_library):

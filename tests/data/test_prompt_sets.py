@@ -90,15 +90,6 @@ def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
     assert list(first_of_each(prompts)) == names
 
 
-def test_every_kind_has_its_share_of_test_prompts():
-    kinds = ["a"] * 7 + ["b"] * 2 + ["c"] * 21
-    prompts = [Prompt(str(at), kind, tokens=[at] * 3) for at, kind in enumerate(kinds)]
-    splits = splits_of(prompts, 10)
-    assert splits.count("test") == 10
-    tests = Counter(kind for kind, split in zip(kinds, splits, strict=True) if split == "test")
-    assert all(abs(tests[kind] - kinds.count(kind) / 3) <= 1 for kind in set(kinds))
-
-
 def test_windows_of_one_document_are_on_one_side():
     texts = [
         range(100 * at + 7 * part, 100 * at + 7 * part + 40)

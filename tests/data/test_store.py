@@ -45,18 +45,6 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
     assert table.to_dict()["specinfer"] == [*first.tolist(), *second.tolist(), *third.tolist()]
 
 
-def test_a_shard_without_rows_is_only_an_entry(tmp_path):
-    with refusal("no traces"):
-        written(tmp_path, {}).read("train")
-    store = written(tmp_path, {}, columns(3))
-    again = TraceStore(tmp_path)
-    assert again.holds(store.name(0, 2)) and not again.faults()
-    assert len(again.read("train")["context"]) == 3
-    again.finish()
-    assert TraceStore(tmp_path).shards == again.shards
-    assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
-
-
 WRITE = """
 import sys
 from nde_talf.data.traces.store import TraceStore
