@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lossless import ngram_method
 from benchmarks.timing import CLOCKS, Timings, report
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
-from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
+from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling.rng import SamplingSetting

@@ -29,7 +29,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
-from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
+from nde_talf.data.engines.vllm_speculation import Method, draft_method
 from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
@@ -131,6 +131,16 @@ def transformers(target: str, draft: str, options: Namespace) -> Sample:
         ]
 
     return sample
+
+
+def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:
+    """Draft what followed the last `shortest` to `longest` tokens where they occurred before."""
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": drafted,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
+    }
 
 
 def vllm(target: str, draft: str, options: Namespace) -> Sample:
