@@ -35,7 +35,7 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config.schema import MEASURED, table_file
-from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken
+from nde_talf.selector.objective import best_static, mean_tokens, taken
 from nde_talf.selector.prices import LatencyTable, StepCosts
 
 DEPTHS, ALL = 8, "all"
@@ -97,6 +97,25 @@ def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dic
             [kind for own in kinds for kind in own], prompt, context, entropy, overlap, by_verifier
         )
     return found
+
+
+def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose root by root on one half of the super-trees, score on the other, and vice versa.
+
+    A bound on the gain of choosing: on the same samples label noise would count as gain.
+
+    Args:
+        samples: [R, s, C], estimates of E[tau + 1].
+        seconds: [R, C].
+
+    Returns:
+        tokens [2 R] and seconds [2 R] of the choices.
+    """
+    half = samples.shape[1] // 2
+    first, second = samples[:, :half].mean(1), samples[:, half:].mean(1)
+    chosen = [(half_labels / seconds).argmax(-1) for half_labels in (first, second)]
+    tokens = [taken(other, action) for other, action in zip((second, first), chosen, strict=True)]
+    return torch.cat(tokens), torch.cat([taken(seconds, action) for action in chosen])
 
 
 def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:

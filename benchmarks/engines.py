@@ -199,7 +199,7 @@ def main() -> None:
 def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:
     """A row for each method and load, and what the A/A control says.
 
-    Texts and counts are those of the first round.
+    Texts and counts are from the first round.
     """
     rows, notes = [], []
     times = {key: np.array([turn[key]["seconds"] for turn in rounds]) for key in rounds[0]}

@@ -41,7 +41,7 @@ INTRODUCTION = """# Selector: against everything that could be run in its place
 
 `{command}`: {machine}.
 
-All figures are tokens/s of one method over those of another, both as totals on the same prompts,
+All figures are tokens/s of one method over another's, both as totals on the same prompts,
 with one and the same forward pass; brackets are 95 % bootstrap intervals, prompts resampled. The
 A/A control is plain decoding under a second name.
 
@@ -49,7 +49,7 @@ A/A control is plain decoding under a second name.
 
 Decoded: {decoded}. All methods of a setting are decoded prompt by prompt in one process, in an
 order drawn anew for every prompt. Everything with a parameter was tuned by the clock on prompts
-that are neither decoded here nor traced for training. "By domain" is told the domain of every
+that are neither decoded here nor traced for training. "By domain" gets the domain of every
 prompt. "Best rival" is what was fastest on these very prompts of all that is not learned, so its
 interval does not account for having chosen it, in its favour. At temperature 0 one selector stands
 for all rules, since a draft that is warped as the target is draws one token."""
@@ -88,9 +88,9 @@ class Decoded:
     """The evaluation of a run, finished or as far as it has come.
 
     Attributes:
-        methods: by setting and key of a method, its title under every setting, and that of the
-            method that was decoded for it (see `evaluation.methods.Plan.roles`). At temperature 0
-            Traversal's static tree is the one of all rules.
+        methods: by setting and key of a method, its title under every setting, and the title of
+            the method that was decoded for it (see `evaluation.methods.Plan.roles`). At temperature
+            0 Traversal's static tree is the one of all rules.
     """
 
     def __init__(self, run: Path):
@@ -115,7 +115,7 @@ class Campaign(NamedTuple):
 
     Attributes:
         decoded: titles of the decoded methods, by setting and key.
-        titles: by key, that of all settings.
+        titles: by key, the same under all settings.
     """
 
     records: dict[str, dict[str, list[Record]]]

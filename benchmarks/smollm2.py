@@ -96,7 +96,7 @@ def trials(candidates: int, prompts: int) -> int:
 
 
 class Table:
-    """What is measured of a target with a head, and where it is kept."""
+    """The measurements of a target with a head, kept in a folder."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, target = options, options.target
@@ -153,7 +153,7 @@ class Table:
         return texts * (time.process_time() - began) / 60 * self.options.new_tokens / SHORT
 
     def compares(self, temperature: float) -> bool:
-        """Tell whether texts are compared with those of transformers."""
+        """Tell whether texts are compared with transformers' own."""
         return temperature == 0 and self.options.dtype == "float32"
 
     def measure(self, temperature: float) -> tuple[list[list], list[str]]:
@@ -186,7 +186,7 @@ class Table:
         )
 
     def equal(self, plan: Plan) -> str:
-        """Count the texts of our methods that are those of transformers' `generate`."""
+        """Count the texts of our methods that equal transformers' `generate`."""
         ours = {name: own for name, own in plan.methods.items() if isinstance(own, Speculative)}
         file = self.file("equal", 0)
         found = read_json(file, dict[str, dict[str, bool]]) if file.exists() else {}

@@ -331,7 +331,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
         return
     rule, title = bench.main, TITLES[bench.main]
     static = labels.ranked(rule, 1)[0] if bench.greedy else bench.fastest(bench.best_static(rule))
-    entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
+    entropy = EntropyRule.fit(labels.priced(rule), labels.index)
     name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
     yield _only("static trees by entropy", name, bench.ours(name, entropy, rule, {}, None, alike))
     trees = _domain_trees(bench, labels)

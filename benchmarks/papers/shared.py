@@ -140,7 +140,7 @@ class Bench:
     ) -> Decoded:
         """Decode methods beside plain decoding and its A/A control.
 
-        `name` is that of the records, from which an interrupted command goes on.
+        `name` names the records, from which an interrupted command continues.
         """
         every = {BASELINE: (Autoregressive(), "nss"), CONTROL: (Autoregressive(), "nss"), **methods}
         made = {n: self.ours(n, own, setting, draft_setting) for n, own in every.items()}

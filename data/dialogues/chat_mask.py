@@ -1,9 +1,8 @@
 """A dialogue as token ids through a chat template, and which of them an assistant generates.
 
-What counts is found from the template alone. An answer begins where the template prompts for it, or
-after what the template puts before every answer, such as an empty block of thoughts. It ends with
-the token that ends a turn. Nothing is found by looking for words in the text. It knows one
-tokenizer, but not where dialogues come from or how documents are packed.
+The counted tokens follow from the template alone. An answer begins where the template prompts for
+it, or after the text that the template puts before every answer, such as an empty block of
+thoughts. It ends with the token that ends a turn. No words are searched for in the text.
 """
 
 import unicodedata
@@ -74,8 +73,8 @@ class ChatEncoder:
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
 
-        There is one document, unless the template renders an answer differently once the dialogue
-        goes on. Qwen3's does, as it drops earlier thoughts; then there is one document for every
+        There is one document, unless the template renders an answer differently once another turn
+        follows. Qwen3's does, as it drops earlier thoughts; then there is one document for every
         answer, rendered as the answer was given.
 
         Raises:

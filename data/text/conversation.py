@@ -27,7 +27,7 @@ AFTER = {SYSTEM: {USER}, USER: {ASSISTANT}, ASSISTANT: {USER, TOOL}, TOOL: {TOOL
 SYSTEM_COLUMNS, TOOL_COLUMN = (SYSTEM, "system_prompt"), "tools"
 """Columns beside the turns that are part of a conversation."""
 LEFT_OUT = "rows left out"
-"""What became of a row."""
+"""The fate of a row that cannot be used."""
 TURN = ("from", "value", "role", "content")
 """Keys of a turn whose values are read; templates get the others as they are."""
 

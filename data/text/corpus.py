@@ -1,7 +1,7 @@
 """Text to train on, as a dataset of named documents.
 
 Text comes from Python's standard library, local files and Hugging Face datasets; several corpora
-can be one. Documents are held out by name. Tokenizers, models and prompts are unknown here.
+can be one. Documents are held out by name.
 """
 
 import csv
@@ -56,7 +56,7 @@ SOURCES = (
     f"a folder, a file that ends with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging"
     " Face dataset that this machine can reach (NAME or ORG/NAME)"
 )
-"""What rows are read from, for messages."""
+"""Sources of rows, for messages."""
 HUB_FILES = "hf://"
 """Begins the name of a file on the hub."""
 BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -206,7 +206,7 @@ def source_digest(source: str) -> str | None:
 def _files(folder: Path) -> list[Path]:
     """List the files of a folder that hold rows or text.
 
-    What describes them, README.md or any .md beside tables, is text only where it is alone.
+    README.md, or any .md beside tables, describes them, and is text only where it is alone.
     """
     paths = [
         path

@@ -297,9 +297,9 @@ def read_ends(models: list[CausalModel], where: str) -> None:
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
-    """Check that two vocabularies have the same token at every id that both know.
+    """Check that every id in both vocabularies means the same token.
 
-    They are token -> id, special tokens included. Either may know more: Gemma-3 27B has a token for
+    They are token -> id, special tokens included. Either may have more: Gemma-3 27B has a token for
     images at an id that the 270M model has no row for.
 
     Raises:
@@ -313,9 +313,7 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
             f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3]
         )
         what = (
-            f"{len(other)} ids stand for other tokens ({listed})"
-            if other
-            else "no id is known to both"
+            f"{len(other)} ids stand for other tokens ({listed})" if other else "no id is in both"
         )
         raise UserError(
             f"{name} has another vocabulary than the target: {what}. Speculative"

@@ -178,7 +178,7 @@ def _texts(config: Config) -> Iterator[str]:
     yield from faults_of(
         [
             *(RowTemplate(text or "", "", key).check for key, text in templates.items()),
-            *(partial(table_file, name, Path()) for name in config.selector.tables),
+            partial(table_file, config.selector.table, Path()),
         ]
     )
 

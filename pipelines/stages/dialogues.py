@@ -167,7 +167,6 @@ def _regenerated(
                 _check_ends(made, own.new_tokens)
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
         engine.close()
-        store.finish()
     rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
     if not given:

@@ -129,7 +129,7 @@ class Leg(pl.Callback):
         """Wait while paused; the state is written first."""
         if self.pause.exists():
             save(trainer, self.state / CHECKPOINT)
-            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
+            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to continue")
             while self.pause.exists() and time.time() < self.ends:
                 time.sleep(1)
         self.since = time.perf_counter()

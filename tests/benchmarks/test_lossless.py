@@ -73,9 +73,3 @@ def test_bad_arguments_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(arguments.split())
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("engine", ["nowhere.at.all:run", ":run"])
-def test_an_engine_that_cannot_be_imported_is_named(engine, capsys):
-    assert main(["--engine", engine]) == 2
-    assert "cannot be imported" in capsys.readouterr().err

@@ -18,7 +18,6 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.actions import tree_index
-from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -28,12 +27,11 @@ from nde_talf.evaluation.methods import (
     plan_methods,
     selector_title,
 )
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration, read_tuned
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
 
 RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
@@ -194,21 +192,6 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
         few = {each.title: each for each in method.grid[:: len(method.grid) // 4]}
         for text in texts(Plan({title: each.generator(12) for title, each in few.items()}), few):
             assert len(text) == len(plain) and (setting != GREEDY or text == plain)
-
-
-def test_static_trees_of_a_head_in_a_draft_models_place_are_timed_and_named_after_it(bench):
-    headed = replace(bench, draft=HeadDraft(random_head(bench.target)))
-    plan = plan_methods(headed, {"selector", "head"})
-    (name,) = [*plan.methods][2:]
-    titles = [each.title for each in headed.best_static("traversal").grid]
-    assert name in titles and name in plan.learned and len(titles) == 3
-    assert all(title.startswith("Traversal, TALF head (") for title in titles)
-    greedy = at(headed, GREEDY)
-    method = greedy.best_static("traversal")
-    chosen = greedy.tune(method)
-    assert method.key == HEAD_TREE and read_tuned(greedy.tune.file)[HEAD_TREE] == chosen.options
-    policies = {tree.title: tree.policy for tree in PICKED}
-    assert picked(chosen.options) is policies[chosen.title.removesuffix(", TALF head")]
 
 
 def test_static_trees_are_ranked_by_labels(bench):

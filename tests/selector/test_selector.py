@@ -25,7 +25,7 @@ from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.selector.entropy_policy import ENTROPY, EntropyRule
 from nde_talf.selector.export import VECTORS
-from nde_talf.selector.offline_evaluation import chosen_actions, evaluate_offline
+from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.training import _Training, fit_selector, prompt_folds, train_selector
@@ -41,12 +41,10 @@ SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
     training, validation = priced(800, 0), priced(200, 1)
     selector, _ = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness))
-    report = evaluate_offline(selector, training, validation, 0)["all"]
-    assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
-    assert report["same_half"][0] >= report["split_half"][0]
+    assert evaluate_offline(selector, training, validation)["all"]["selector"][1] > 1.1
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
-    assert torch.equal(validation.logits(selector, 0), validation.logits(again, 0))
+    assert torch.equal(validation.logits(selector), validation.logits(again))
 
 
 @pytest.mark.parametrize("target", [6, 0])
@@ -66,23 +64,8 @@ def test_an_export_holds_vectors_that_a_reader_has_to_give(tmp_path, target):
 
 
 @pytest.mark.long
-def test_one_selector_serves_machines_whose_best_trees_differ():
-    tables = (TABLE, SLOW_DRAFT)
-    training, validation = priced(800, 0, tables=tables), priced(200, 1, tables=tables)
-    selector, _ = fit_selector(training, validation, CONFIG)
-    unseen = priced(200, 2, tables=(replace(TABLE, draft=[[0.25, 0.25]] * 2),))
-    good = torch.tensor([kind == "good" for kind in unseen.roots.kind])
-    for judged, table, gain in ((validation, 0, 1.1), (validation, 1, 0.97), (unseen, 0, 1.05)):
-        assert evaluate_offline(selector, judged, judged, table)["all"]["selector"][0] > gain
-    deep = DEPTH[chosen_actions(selector, unseen, 0)].float()
-    assert deep[good].mean() > 12 and deep[~good].mean() < 2
-    shallow = DEPTH[chosen_actions(selector, validation, 1)] <= 2  # where drafting is dear
-    assert shallow.float().mean() > 0.98
-
-
-@pytest.mark.long
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
-    training, validation = (priced(n, n, tables=(TABLE, SLOW_DRAFT)) for n in (300, 100))
+    training, validation = (priced(n, n) for n in (300, 100))
 
     class Killed(Exception):
         pass
@@ -116,12 +99,8 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     training, validation = priced(400, 0, alike=True), priced(200, 1, alike=True)
     selector, crossed = train_selector(training, validation, config, tmp_path / "alike")
     assert crossed.gains[0][0] < 1.02 and selector.schema.learned == (False,)
-    judged = evaluate_offline(selector, training, validation, 0)
+    judged = evaluate_offline(selector, training, validation)
     assert judged["all"]["selector"] == [1.0, 1.0, 1.0]
-    training, validation = priced(400, 0), priced(200, 1)
-    selector, crossed = train_selector(training, validation, config, tmp_path / "different")
-    assert selector.schema.learned == (True,) and crossed.gains[0][1] > 1.1
-    assert 1 <= crossed.epochs <= 24
 
 
 def test_folds_keep_a_prompt_together_and_need_two_prompts():
@@ -197,7 +176,7 @@ def test_scalar_features_are_entropies_divergences_and_a_distance():
 
 def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
     training, validation = priced(800, 0), priced(100, 1)
-    rule = EntropyRule.fit(training, 0, 0)
+    rule = EntropyRule.fit(training, 0)
     assert rule.chosen_trees[0].depth == 16 and rule.chosen_trees[-1].depth <= 1
     chosen = rule.choose(validation.roots.scalars[:, ENTROPY])
     good = torch.tensor([kind == "good" for kind in validation.roots.kind])
