@@ -1,9 +1,8 @@
 """Write the shipped pair: `python -m benchmarks.ship_small --target FOLDER --draft FOLDER`.
 
-Target and draft, folders that the recipe made (`recipes/small`) or a checkpoint of its stable
-phase, go into `checkpoints/small/` in bfloat16, with tokenizer, text, held-out prompts and
-checksums. `--head FOLDER` adds an exported head, and `--run FOLDER` what a run with model=small
-made: latency table and selectors.
+Target and draft, folders that the recipe made (`recipes/small`), go into `checkpoints/small/` in
+bfloat16, with tokenizer, text, held-out prompts and checksums. `--head FOLDER` adds an exported
+head, and `--run FOLDER` adds latency table and selectors of a run with model=small.
 """
 
 import argparse
@@ -30,7 +29,6 @@ from nde_talf.decoding.common.files import write_atomically
 from nde_talf.pipelines.config.schema import TABLE
 from recipes.small.sources import CODE, Document, documents, read_frozen
 from recipes.small.text import prepared
-from recipes.small.training import RecipeConfig, weights
 
 COUNTS = {"code": 240, "manual": 100, "arithmetic": 80, "tables": 80}
 """Held-out prompts by domain."""
@@ -46,12 +44,8 @@ def ship(out: Path, state: Path, models: dict[str, Path]) -> None:
     held_out = (each for each in documents(read_frozen()) if each.held_out)
     texts = sorted(held_out, key=lambda d: by_hash(f"order/{d.name}"))
     for role, where in models.items():
-        model = (
-            weights(where, RecipeConfig(), len(text.tokenizer))
-            if where.is_file()
-            else AutoModelForCausalLM.from_pretrained(
-                where, dtype=torch.float32, trust_remote_code=False
-            )
+        model = AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch.float32, trust_remote_code=False
         )
 
         def save(path: Path, model: torch.nn.Module = model) -> None:

@@ -193,7 +193,7 @@ def encode_dialogues(
     skipped: Counter[str] = Counter()
     for dialogue in dialogues:
         try:
-            for document in encoder.documents(dialogue):  # in 5 bytes a token, not 48
+            for document in encoder.documents(dialogue):  # in 5 bytes per token, not 48
                 tokens, loss = array("i", document.tokens), bytearray(document.loss)
                 documents.append(Document(tokens, loss))
         except UnsuitedError as error:

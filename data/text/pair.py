@@ -98,14 +98,14 @@ class Pair:
             lambda path: save_file({"train": narrow(train), "held_out": narrow(held_out)}, path),
         )
         where = {"target": target, "draft": draft}
-        foreign = {
+        records = {
             role: recorded(model_folder(place))
             for role, place in where.items()
             if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
         places = {role: place and portable(place) for role, place in where.items()}
-        content = {"format": FORMAT.number, **places, "files": files, "models": foreign}
+        content = {"format": FORMAT.number, **places, "files": files, "models": records}
         write_sealed(self._index, content)
 
     def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
