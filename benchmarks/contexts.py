@@ -14,7 +14,6 @@ All roots are on the target's own texts after the prompts that the run traces; t
 evaluation are not touched.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.timing import report
+from benchmarks.timing import parser_of, report
 from benchmarks.trajectories import STRIDE, trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -154,9 +153,7 @@ def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
     options = parser.parse_args(arguments)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lossless import ngram_method
-from benchmarks.timing import CLOCKS, Timings, report
+from benchmarks.timing import CLOCKS, Timings, parser_of, report
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
 from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
@@ -163,9 +163,7 @@ def run_engine(given: dict) -> dict[str, dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/small"))
     parser.add_argument("--selector", type=Path, help="of draft features, for our proposer")
     parser.add_argument("--prompts", type=int, default=48)

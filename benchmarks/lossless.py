@@ -13,7 +13,6 @@ takes the folders of target and draft and returns sample(prompts, new_tokens, se
 new tokens of each prompt; setting is a SamplingSetting. The exit status is 1 where a test fails.
 """
 
-import argparse
 import os
 import sys
 from argparse import Namespace
@@ -28,6 +27,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.timing import parser_of
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
 from nde_talf.data.engines.vllm_speculation import Method, draft_method
 from nde_talf.data.text.pair import read_ends
@@ -257,9 +257,7 @@ def real_prompts(tokenizer: Any) -> list[list[int]]:
 
 def read(arguments: Sequence[str] | None) -> Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--engine", default="nde")
     parser.add_argument(
         "--drafts",

@@ -5,7 +5,6 @@ bfloat16, with tokenizer, text, held-out prompts and checksums. `--head FOLDER` 
 head, and `--run FOLDER` adds latency table and selectors of a run with model=small.
 """
 
-import argparse
 import json
 import shutil
 from functools import partial
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from benchmarks.timing import parser_of
 from nde_talf.data.text.corpus import by_hash
 from nde_talf.data.text.pair import DOMAINS, Pair
 from nde_talf.data.text.prompts import (
@@ -98,9 +98,7 @@ def held_out_prompts(documents: list[Document], tokenizer: PreTrainedTokenizerBa
 
 def main() -> None:
     """Ship what the command line names."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     state = Path("~/.local/state/nde-talf/small").expanduser()
     parser.add_argument("--state", type=Path, default=state)
     parser.add_argument("--target", type=Path)

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import decode
 from benchmarks.head_legs import documents_in
-from benchmarks.timing import doubts, report
+from benchmarks.timing import doubts, parser_of, report
 from nde_talf.data.text.conversation import USER
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt
@@ -223,9 +223,7 @@ def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
 
 def main() -> None:
     """Read the command line, and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("target")
     for name in ("head", "out", "--selector", "--dialogues", "--page"):
         parser.add_argument(name, type=Path)
