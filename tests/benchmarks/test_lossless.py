@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from scipy import stats
 
 from benchmarks.lossless import main
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
@@ -32,8 +33,12 @@ def test_our_loop_and_transformers_pass(engine, capsys):
     assert "as the model has it" in capsys.readouterr().out
 
 
-def test_an_impossible_outcome_is_found_and_a_certain_one_is_no_fault():
-    assert p_value(Counter(a=480, b=1), {"a": 1.0}) == 0
+def test_the_chi_square_is_that_of_scipy():
+    law = {"a": 0.5, "b": 0.3, "c": 0.199, "d": 0.001}
+    counts = Counter(a=480, b=330, c=190)
+    expected = stats.chisquare([480, 330, 190], [500, 300, 200])
+    assert p_value(counts, law) == pytest.approx(expected.pvalue, rel=1e-9)
+    assert p_value(counts + Counter(e=1), law) == 0
     assert p_value(Counter(a=9), {"a": 1.0}) == smallest_bias(9, {"a": 1.0}) == 1
 
 

@@ -1,4 +1,4 @@
-"""Two tokenizers make a pair where they have the same token at every id that both know; one makes
+"""Two tokenizers make a pair where they have the same token at every id of both; one makes
 a pair with a model that has a row for the tokens of every text.
 """
 
@@ -16,7 +16,7 @@ TARGET = {"<s>": 0, "a": 1, "b": 2, "ab": 3, "</s>": 4, "<image>": 9}
 def test_ids_that_differ_are_named_up_to_three():
     moved = {token: (index + 1) % 5 for token, index in TARGET.items()}
     named = r"ids stand for other tokens \((id \d is '\S+' in the draft and '\S+' in the target(; |\))){3}"
-    for draft, words in ((moved, named), ({"z": 100}, "no id is known to both")):
+    for draft, words in ((moved, named), ({"z": 100}, "no id is in both")):
         with refusal(f"small has another.*{words}"):
             check_tokenizers(TARGET, draft, "small")
 

@@ -68,9 +68,9 @@ def test_a_batch_is_priced_by_its_own_passes():
         [1.8, 1.8]
     )
     assert two.verify["naivetree"] == pytest.approx([0.2] * 3) and table.batched(1) is table
-    with refusal("5 sequences: this latency table knows 1 to 4"):
+    with refusal("5 sequences: this latency table prices 1 to 4"):
         table.batched(5)
-    with refusal("knows 1 to 1"):
+    with refusal("prices 1 to 1"):
         labelled.TABLE.batched(2)
 
 
