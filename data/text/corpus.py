@@ -120,14 +120,8 @@ def _named_texts(source: str, template: RowTemplate, split: str) -> list[tuple[s
 
     A row is named by the column `name` if it tells rows apart, and else by a hash of its text.
     """
-    if source == STANDARD_LIBRARY:
-        return _standard_library()
-    if source == "pydoc":
-        from pydoc_data.topics import topics
-
-        return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
     if source in BUILT_IN:
-        return generated(source)
+        return _built_in(source)
     table = load_table(source, split)
     if source.endswith((".txt", ".md")):
         return _blocks("\n".join(row["text"] for row in table), Path(source).name)
@@ -281,6 +275,17 @@ def split_documents(
 def by_hash(key: str) -> float:
     """Map a key to a number in [0, 1), uniform over keys and the same on every machine."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+
+
+def _built_in(source: str) -> list[tuple[str, str]]:
+    """Read or make the documents of a built-in source."""
+    if source == STANDARD_LIBRARY:
+        return _standard_library()
+    if source == "pydoc":
+        from pydoc_data.topics import topics
+
+        return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
+    return generated(source)
 
 
 def _standard_library() -> list[tuple[str, str]]:
