@@ -14,7 +14,6 @@ All roots are on the target's own texts after the prompts that the run traces; t
 evaluation are not touched.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.timing import report
+from benchmarks.timing import parser_of, report
 from benchmarks.trajectories import STRIDE, trajectory_trees
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
@@ -35,7 +34,7 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config.schema import MEASURED, table_file
-from nde_talf.selector.objective import best_static, mean_tokens, split_half_choice, taken
+from nde_talf.selector.objective import best_static, mean_tokens, taken
 from nde_talf.selector.prices import LatencyTable, StepCosts
 
 DEPTHS, ALL = 8, "all"
@@ -99,6 +98,25 @@ def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dic
     return found
 
 
+def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose root by root on one half of the super-trees, score on the other, and vice versa.
+
+    A bound on the gain of choosing: on the same samples label noise would count as gain.
+
+    Args:
+        samples: [R, s, C], estimates of E[tau + 1].
+        seconds: [R, C].
+
+    Returns:
+        tokens [2 R] and seconds [2 R] of the choices.
+    """
+    half = samples.shape[1] // 2
+    first, second = samples[:, :half].mean(1), samples[:, half:].mean(1)
+    chosen = [(half_labels / seconds).argmax(-1) for half_labels in (first, second)]
+    tokens = [taken(other, action) for other, action in zip((second, first), chosen, strict=True)]
+    return torch.cat(tokens), torch.cat([taken(seconds, action) for action in chosen])
+
+
 def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:
     """Compute what choosing could win over the best static tree.
 
@@ -135,9 +153,7 @@ def ceiling(samples: Tensor, seconds: Tensor, roots: Roots) -> dict:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
     parser.add_argument("--prompts", type=int, default=40, help="traced prompts")
     options = parser.parse_args(arguments)

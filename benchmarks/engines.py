@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import CLOCKS, Timings, report
+from benchmarks.lossless import ngram_method
+from benchmarks.timing import CLOCKS, Timings, parser_of, report
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
-from nde_talf.data.engines.vllm_speculation import draft_method, head_method, ngram_method
+from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling.rng import SamplingSetting
@@ -162,9 +163,7 @@ def run_engine(given: dict) -> dict[str, dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/small"))
     parser.add_argument("--selector", type=Path, help="of draft features, for our proposer")
     parser.add_argument("--prompts", type=int, default=48)
@@ -198,7 +197,7 @@ def main() -> None:
 def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:
     """A row for each method and load, and what the A/A control says.
 
-    Texts and counts are those of the first round.
+    Texts and counts are from the first round.
     """
     rows, notes = [], []
     times = {key: np.array([turn[key]["seconds"] for turn in rounds]) for key in rounds[0]}

@@ -59,13 +59,11 @@ def record(decoder: SpeculativeDecoder, tokenizer: Any, prompt: list[int], token
     return Recording(shown, text[len(prompt) :], shown[-1][0])
 
 
-def appearing(at: float, total: float, until: float | None = None) -> str:
-    """Return an animation that shows its element from `at` on, to the end or `until`."""
-    times = [0.0, at / total] + ([] if until is None else [until / total])
-    values = "0;1" if until is None else "0;1;0"
+def appearing(at: float, total: float) -> str:
+    """Return an animation that shows its element from `at` on."""
     return (
-        f'<animate attributeName="opacity" calcMode="discrete" dur="{total:.2f}s" values="{values}"'
-        f' keyTimes="{";".join(f"{t:.4g}" for t in times)}" repeatCount="indefinite"/>'
+        f'<animate attributeName="opacity" calcMode="discrete" dur="{total:.2f}s" values="0;1"'
+        f' keyTimes="0;{at / total:.4g}" repeatCount="indefinite"/>'
     )
 
 
@@ -88,17 +86,11 @@ def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
                 column += len(fitting)
                 if part:
                     row, column = row + 1, 0
-    ends = sorted({end for at, _, _ in one.pieces if (end := round(at, 2)) < one.seconds})
-    steps = [*ends[1 :: max(1, len(ends) // 12)], one.seconds]
-    for at, until in zip(steps, [*steps[1:], None], strict=True):
-        count = sum(piece[0] <= at + 0.005 for piece in one.pieces[1:])
-        speed = one.speed if until is None else count / at
-        shown = "" if until is None else ' opacity="0"'
-        lines.append(
-            f'<text x="{left + PANEL - 24:g}" y="62" text-anchor="end" fill="{GREY}"{shown}>{count}'
-            f" tokens, {speed:.0f} a second"
-            f"{appearing(SLOWER * at, total, until and SLOWER * until)}</text>"
-        )
+    lines.append(
+        f'<text x="{left + PANEL - 24:g}" y="62" text-anchor="end" fill="{GREY}">'
+        f"{len(one.tokens)} tokens, {one.speed:.0f} per second"
+        f"{appearing(SLOWER * one.seconds, total)}</text>"
+    )
     return lines
 
 

@@ -22,8 +22,16 @@ from nde_talf.decoding.common.bootstrap import shown
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.evaluation.benchmark import Record, read_records
-from nde_talf.evaluation.methods import BEST_STATIC, TITLES, selector_title
-from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.loops import TITLES
+from nde_talf.evaluation.protocol import (
+    BASELINE,
+    BY_DOMAIN,
+    CONTROL,
+    GREEDY_TREE,
+    HEAD_TREE,
+    SELECTOR,
+    STATIC_TREE,
+)
 from nde_talf.evaluation.speed import CPU
 from nde_talf.evaluation.table import by_setting, markdown, row
 from nde_talf.pipelines.runs.manifest import BEGUN
@@ -33,7 +41,7 @@ INTRODUCTION = """# Selector: against everything that could be run in its place
 
 `{command}`: {machine}.
 
-All figures are tokens/s of one method over those of another, both as totals on the same prompts,
+All figures are tokens/s of one method over another's, both as totals on the same prompts,
 with one and the same forward pass; brackets are 95 % bootstrap intervals, prompts resampled. The
 A/A control is plain decoding under a second name.
 
@@ -41,13 +49,14 @@ A/A control is plain decoding under a second name.
 
 Decoded: {decoded}. All methods of a setting are decoded prompt by prompt in one process, in an
 order drawn anew for every prompt. Everything with a parameter was tuned by the clock on prompts
-that are neither decoded here nor traced for training. "By domain" is told the domain of every
+that are neither decoded here nor traced for training. "By domain" gets the domain of every
 prompt. "Best rival" is what was fastest on these very prompts of all that is not learned, so its
 interval does not account for having chosen it, in its favour. At temperature 0 one selector stands
 for all rules, since a draft that is warped as the target is draws one token."""
-LEARNED, HEAD = "selector (NDE)", "TALF head"
-MAIN = selector_title("traversal")
-TRAVERSAL, BY_DOMAIN = f"{TITLES['traversal']}, {BEST_STATIC}", f"{TITLES['traversal']}, by domain"
+MAIN, TRAVERSAL = SELECTOR.format("traversal"), STATIC_TREE.format("traversal")
+OWN_STATIC = {SELECTOR.format(rule): STATIC_TREE.format(rule) for rule in TITLES}
+LEARNED = {*OWN_STATIC, HEAD_TREE}
+"""Keys of what is learned: selectors, and heads."""
 GREEDY = "T=0"
 IN_CPU_TIME = "the mean in CPU time"
 PASSES = 10_000  # more than a run has
@@ -79,7 +88,9 @@ class Decoded:
     """The evaluation of a run, finished or as far as it has come.
 
     Attributes:
-        roles: by setting, the decoded method of every role (see `evaluation.methods.Plan.roles`).
+        methods: by setting and key of a method, its title under every setting, and the title of
+            the method that was decoded for it (see `evaluation.methods.Plan.roles`). At temperature
+            0 Traversal's static tree is the one of all rules.
     """
 
     def __init__(self, run: Path):
@@ -88,51 +99,55 @@ class Decoded:
         self.settings = made["evaluation"]
         self.seed = made["seed"] + self.settings.get("seed", 0)
         self.records = list(read_records(self.report / "records.jsonl"))
-        plans = [read_json(path) for path in sorted(self.report.glob("roles-*.json"))]
-        self.roles = {
-            plan["setting"]: {
-                role: plan["same"].get(name, name) for role, name in plan["roles"].items()
+        self.methods: dict[str, dict[str, tuple[str, str]]] = {}
+        for path in sorted(self.report.glob("roles-*.json")):
+            plan = read_json(path)
+            self.methods[plan["setting"]] = {
+                TRAVERSAL if key == GREEDY_TREE else key: (title, plan["same"].get(name, name))
+                for key, (title, name) in plan["roles"].items()
             }
-            for plan in plans
-        }
 
 
 class Campaign(NamedTuple):
-    """Decoded records by setting and role, and the method of each role under each setting.
+    """Decoded records by setting and key of the method.
 
     Passes are numbered through all runs, so that a block is one of one run.
+
+    Attributes:
+        decoded: titles of the decoded methods, by setting and key.
+        titles: by key, the same under all settings.
     """
 
     records: dict[str, dict[str, list[Record]]]
-    titles: dict[str, dict[str, str]]
+    decoded: dict[str, dict[str, str]]
+    titles: dict[str, str]
 
     @classmethod
     def of(cls, runs: Sequence[Decoded]) -> "Campaign":
         records: dict[str, dict[str, list[Record]]] = {}
-        titles: dict[str, dict[str, str]] = {}
+        decoded: dict[str, dict[str, str]] = {}
+        titles: dict[str, str] = {}
         for number, run in enumerate(runs):
             methods = by_setting(
                 replace(record, pass_=record.pass_ + number * PASSES) for record in run.records
             )
-            for setting, roles in run.roles.items():
-                for role, name in roles.items():
+            for setting, roles in run.methods.items():
+                for key, (title, name) in roles.items():
                     if own := methods.get(setting, {}).get(name):
-                        records.setdefault(setting, {}).setdefault(role, []).extend(own)
-                        titles.setdefault(setting, {})[role] = name
-        return cls({s: records[s] for s in sorted(records, key=lambda s: (s == GREEDY, s))}, titles)
+                        records.setdefault(setting, {}).setdefault(key, []).extend(own)
+                        decoded.setdefault(setting, {})[key] = name
+                        titles.setdefault(key, title)
+        order = sorted(records, key=lambda setting: (setting == GREEDY, setting))
+        return cls({setting: records[setting] for setting in order}, decoded, titles)
 
     @property
     def sampled(self) -> list[str]:
         return [setting for setting in self.records if setting != GREEDY]
 
-    def roles(self, learned: bool) -> list[str]:
-        """Rows of selectors and heads, or all others but the control."""
-        every = dict.fromkeys(role for roles in self.records.values() for role in roles)
-        return [
-            role
-            for role in every
-            if (LEARNED in role or HEAD in role) == learned and role != CONTROL
-        ]
+    def keys(self, learned: bool) -> list[str]:
+        """Keys of selectors and heads, or of all others but the control."""
+        every = (key for key in self.titles if key != CONTROL)
+        return [key for key in every if (key in LEARNED) == learned]
 
     def speed(self, setting: str, role: str) -> float:
         own = self.records[setting].get(role, [])
@@ -143,12 +158,12 @@ class Campaign(NamedTuple):
 
     def best_rivals(self) -> dict[str, str]:
         """By setting, what was fastest of all that is not learned."""
-        return {s: self.fastest(s, self.roles(learned=False)) for s in self.records}
+        return {s: self.fastest(s, self.keys(learned=False)) for s in self.records}
 
     def one_rival(self) -> str:
         """Fastest method over the sampled settings, by the geometric mean."""
         return max(
-            self.roles(learned=False),
+            self.keys(learned=False),
             key=lambda role: prod(self.speed(s, role) for s in self.sampled),
         )
 
@@ -187,39 +202,42 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
         command=command, machine=_machine(runs), decoded="; ".join(_decoded(runs))
     )
     yield from doubts([record for own in roles for record in own])
-    learned, best = campaign.roles(learned=True), campaign.best_rivals()
+    learned, best = campaign.keys(learned=True), campaign.best_rivals()
     named = "; ".join(
-        f"{s}: {role} ({campaign.titles[s][role]}), {campaign.speed(s, role):.0f} tokens/s"
-        for s, role in best.items()
+        f"{s}: {campaign.titles[key]} ({campaign.decoded[s][key]}),"
+        f" {campaign.speed(s, key):.0f} tokens/s"
+        for s, key in best.items()
     )
     yield f"Best rival of each setting: {named}."
     one = campaign.one_rival() if campaign.sampled else best[GREEDY]
-    yield f"The one that is best over the sampled settings: {one}."
+    yield f"The one that is best over the sampled settings: {campaign.titles[one]}."
 
     yield "### What the selectors win, mean over the sampled settings"
-    own_static = {selector_title(name): f"{title}, {BEST_STATIC}" for name, title in TITLES.items()}
     columns = ["own best static tree", "Traversal's best static", "best static told the domain"]
     columns += ["best one rival", "best rival of each setting"]
     ratios = {
         role: [
             campaign.over(role, other)
-            for other in (own_static.get(role, role), TRAVERSAL, BY_DOMAIN, one, best)
+            for other in (OWN_STATIC.get(role, role), TRAVERSAL, BY_DOMAIN, one, best)
         ]
         for role in learned
     }
     yield markdown(
         ["", *columns],
-        ([role, *(shown(ratio[MEAN], 3) for ratio in own)] for role, own in ratios.items()),
+        (
+            [campaign.titles[key], *(shown(ratio[MEAN], 3) for ratio in own)]
+            for key, own in ratios.items()
+        ),
     )
     if len(runs) > 1:
         yield "### Over its own best static tree, run by run"
-        yield from _by_run(runs, own_static)
+        yield from _by_run(runs)
     yield "### Over Traversal's best static tree, setting by setting"
-    yield _compared({role: campaign.over(role, TRAVERSAL) for role in learned})
+    yield _compared({campaign.titles[k]: campaign.over(k, TRAVERSAL) for k in learned})
     if MAIN in learned:
-        yield f"### {MAIN} over every rival"
-        rivals = campaign.roles(learned=False)
-        yield _compared({role: campaign.over(MAIN, role) for role in rivals})
+        yield f"### {campaign.titles[MAIN]} over every rival"
+        rivals = campaign.keys(learned=False)
+        yield _compared({campaign.titles[k]: campaign.over(MAIN, k) for k in rivals})
     yield "### The methods"
     columns = ["role", "tuned", "block efficiency", "tokens/s", "over plain decoding"]
     columns.append("overhead in a step")
@@ -228,15 +246,18 @@ def _online(runs: list[Decoded]) -> Iterator[str]:
         yield f"{setting}\n\n" + markdown(columns, rows)
 
 
-def _by_run(runs: list[Decoded], own_static: dict[str, str]) -> Iterator[str]:
+def _by_run(runs: list[Decoded]) -> Iterator[str]:
     """Compare every run's selectors with their static trees; last, the mean over all of them."""
     columns, rows = dict[str, None](), dict[str, tuple[dict[str, list[float] | None], str]]()
     for run in runs:
         one = Campaign.of([run])
         pairs = {
-            f"{role}, {setting}": (one.records[setting][role], one.records[setting][other])
+            f"{one.titles[role]}, {setting}": (
+                one.records[setting][role],
+                one.records[setting][other],
+            )
             for setting in one.sampled
-            for role, other in own_static.items()
+            for role, other in OWN_STATIC.items()
             if {role, other} <= one.records[setting].keys()
         }
         columns |= dict.fromkeys(pairs)
@@ -253,12 +274,12 @@ def _compared(ratios: dict[str, dict[str, list[float] | None]]) -> str:
     return markdown(["", *columns], rows)
 
 
-def _method(campaign: Campaign, setting: str, role: str) -> list[str]:
-    methods, name = campaign.records[setting], campaign.titles[setting][role]
-    own = row(role, methods[role], methods.get(BASELINE, []))
+def _method(campaign: Campaign, setting: str, key: str) -> list[str]:
+    methods, name = campaign.records[setting], campaign.decoded[setting][key]
+    title, own = campaign.titles[key], row(key, methods[key], methods.get(BASELINE, []))
     overhead = f"{100 * own.shares['policy']:.1f} %" if own.shares else "–"
     speeds = [shown(own.block_efficiency), f"{own.tokens_per_second:.0f}", shown(own.speedup)]
-    return [role, "" if name == role else name, *speeds, overhead]
+    return [title, "" if name == title else name, *speeds, overhead]
 
 
 def _decoded(runs: list[Decoded]) -> Iterator[str]:

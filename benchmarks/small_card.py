@@ -5,7 +5,6 @@ as Python without an error of brackets or indentation, and the share of repeated
 bits a byte by domain; ten continuations, of the first ten held-out prompts; sources and licences.
 """
 
-import argparse
 import io
 import math
 import tokenize
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.timing import parser_of
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.pair import shipped_prompts, shipped_rows
 from nde_talf.data.text.shipped import DRAFT, SHIPPED, TARGET, shipped
@@ -138,9 +138,7 @@ def card(folder: Path, note: str) -> str:
 
 def main() -> None:
     """Write the card and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, default=SHIPPED)
     parser.add_argument("--note", default="", help="a sentence on how long it was trained")
     options = parser.parse_args()

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks import decode
 from benchmarks.head_legs import documents_in
-from benchmarks.timing import doubts, report
+from benchmarks.timing import doubts, parser_of, report
 from nde_talf.data.text.conversation import USER
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt
@@ -44,8 +44,8 @@ from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
-from nde_talf.evaluation.methods import BEST_STATIC, GROUPS, Bench, Plan, plan_methods
-from nde_talf.evaluation.protocol import BASELINE
+from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
+from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import by_kind, by_setting, ended
 from nde_talf.evaluation.tuning import Tuner
@@ -96,7 +96,7 @@ def trials(candidates: int, prompts: int) -> int:
 
 
 class Table:
-    """What is measured of a target with a head, and where it is kept."""
+    """The measurements of a target with a head, kept in a folder."""
 
     def __init__(self, options: argparse.Namespace):
         self.options, target = options, options.target
@@ -153,7 +153,7 @@ class Table:
         return texts * (time.process_time() - began) / 60 * self.options.new_tokens / SHORT
 
     def compares(self, temperature: float) -> bool:
-        """Tell whether texts are compared with those of transformers."""
+        """Tell whether texts are compared with transformers' own."""
         return temperature == 0 and self.options.dtype == "float32"
 
     def measure(self, temperature: float) -> tuple[list[list], list[str]]:
@@ -186,7 +186,7 @@ class Table:
         )
 
     def equal(self, plan: Plan) -> str:
-        """Count the texts of our methods that are those of transformers' `generate`."""
+        """Count the texts of our methods that equal transformers' `generate`."""
         ours = {name: own for name, own in plan.methods.items() if isinstance(own, Speculative)}
         file = self.file("equal", 0)
         found = read_json(file, dict[str, dict[str, bool]]) if file.exists() else {}
@@ -209,7 +209,7 @@ class Table:
 def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
     """Compare all methods with the head's best static tree, and tell speed-ups by kind."""
     ((setting, methods),) = by_setting(records).items()
-    tree = next(title for role, title in plan.roles.items() if role.endswith(BEST_STATIC))
+    tree = plan.roles[HEAD_TREE].method
     ratios = {name: shown(speed_ratio(own, methods[tree])) for name, own in methods.items()}
     listed = (f"{name} {ratio}" for name, ratio in ratios.items() if name != tree)
     yield f"{setting}, over {tree}: {', '.join(listed)}."
@@ -223,9 +223,7 @@ def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
 
 def main() -> None:
     """Read the command line, and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("target")
     for name in ("head", "out", "--selector", "--dialogues", "--page"):
         parser.add_argument(name, type=Path)

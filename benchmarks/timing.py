@@ -1,5 +1,6 @@
 """Timing side by side with an A/A control, figures of records, and writing what was measured."""
 
+import argparse
 import json
 import random
 import re
@@ -73,6 +74,13 @@ def interleaved(tasks: dict[str, Callable[[], object]], repeats: int) -> Timings
     }
     wall, cpu = ({name: float(medians[name][at]) for name in tasks} for at in range(len(CLOCKS)))
     return Timings(wall, cpu, control)
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """Make the parser of a command line, whose help is the module's docstring."""
+    return argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def rate(records: list[Record], above: str, below: str) -> list[float]:

@@ -107,8 +107,8 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
 def verification_ratios(
     vocabulary: int, action: Action, repeats: int
 ) -> tuple[dict[str, list[float]], str]:
-    """Times on 24 trees over that of the softmax of their rows, by both clocks; the control."""
-    # What is accepted varies from call to call, as in decoding.
+    """Divide times on 24 trees by the softmax of their rows, by both clocks; add the control."""
+    # The number of accepted tokens varies from call to call, as in decoding.
     rows, rng = Rows(vocabulary, 0), Rng.seeded(100)
     made = [drawn(rows, action, Rng.seeded(seed)) for seed in range(24)]
     scored = [case._replace(tree=copy(case.tree)) for case in made]
@@ -187,7 +187,7 @@ def _vllm() -> Callable[[Case], object]:
 
 
 def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
-    """Divide times of `warp` by those of a softmax; add the control's line.
+    """Divide times of `warp` by a softmax's; add the control's line.
 
     A flat row is one of equally large logits with some noise.
     """

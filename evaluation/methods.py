@@ -6,7 +6,7 @@ To add a method, write a function that yields it and enter it in GROUPS.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.drafters.base import Drafter
@@ -38,7 +38,15 @@ from nde_talf.evaluation.loops import (
     lookup_title,
     transformers_loop,
 )
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
+from nde_talf.evaluation.protocol import (
+    BASELINE,
+    BY_DOMAIN,
+    CONTROL,
+    GREEDY_TREE,
+    HEAD_TREE,
+    SELECTOR,
+    STATIC_TREE,
+)
 from nde_talf.evaluation.static_trees import PICKED, STATIC, StaticTrees
 from nde_talf.evaluation.tuning import (
     HEAD,
@@ -179,7 +187,7 @@ class Bench:
         learned = self.headed or head is not None
         suffix, own = HEAD_TITLE * learned, HEAD_TITLE * bool(head)
         role = f"{TITLES[rule]}{own}, {BEST_STATIC}"
-        key = STATIC_TREE.format("greedy" if self.greedy else rule)
+        key = GREEDY_TREE if self.greedy else STATIC_TREE.format(rule)
         if head or (self.headed and rule == self.main):
             key = HEAD_TREE
         if self.greedy:
@@ -199,6 +207,13 @@ class Bench:
         return Action(*self.tune(method, prompts).options["tree"])
 
 
+class Role(NamedTuple):
+    """The title that a method has under every setting, and its title under this one."""
+
+    title: str
+    method: str
+
+
 @dataclass
 class Plan:
     """The methods of one sampling setting, by their titles in tables.
@@ -207,14 +222,14 @@ class Plan:
         methods: the decoded ones, in the order of the table.
         same: methods that are not decoded, and the equal one that is.
         learned: those with something learned here.
-        roles: the method of each role.
+        roles: by the methods' keys.
         exports: by role of a selector that exported a static tree, its method.
     """
 
     methods: dict[str, Generate] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
     learned: set[str] = field(default_factory=set)
-    roles: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
     _titles: dict[Configuration, str] = field(default_factory=dict)
 
@@ -222,7 +237,7 @@ class Plan:
         """Tune a method, and add it unless there is one of the same configuration."""
         candidate = tune(method)
         title, alike = candidate.title, candidate.alike
-        self.roles.setdefault(method.role, title)
+        self.roles.setdefault(method.key, Role(method.role, title))
         if method.learned:
             self.learned.add(title)
         if method.exported:
@@ -241,7 +256,7 @@ def plan_methods(bench: Bench, groups: set[str]) -> Plan:
     """Plan plain decoding, its A/A control, and the methods of the groups."""
     plan = Plan()
     for name in (BASELINE, CONTROL):
-        plan.add(_only(name, bench.ours(name, Autoregressive(), "nss", {})), bench.tune)
+        plan.add(_only(name, name, bench.ours(name, Autoregressive(), "nss", {})), bench.tune)
     for group, methods in GROUPS.items():
         if group in groups:
             for method in methods(bench):
@@ -271,12 +286,12 @@ def outside(bench: Bench) -> Iterator[Method]:
     """
     if bench.target.form != "masks":
         return
-    yield _only(PLAIN, bench.theirs(PLAIN))
+    yield _only(PLAIN, PLAIN, bench.theirs(PLAIN))
     grid = [bench.theirs(lookup_title(sizes), **sizes._asdict()) for sizes in LOOKUPS]
     yield Method("prompt lookup", LOOKUP, grid)
     if bench.assists:
         title = assisted_title(DEFAULT)
-        yield _only(title, bench.theirs(title, bench.draft))
+        yield _only("assisted by default", title, bench.theirs(title, bench.draft))
 
 
 def selectors(bench: Bench) -> Iterator[Method]:
@@ -288,13 +303,15 @@ def selectors(bench: Bench) -> Iterator[Method]:
         yield bench.best_static(rule)
     for name, selector in bench.selectors.items():
         table = bench.labels.table if bench.labels else None
-        role, policy = selector_title(name), NeuralPolicy(selector, table)
+        key, role = SELECTOR.format(name), selector_title(name)
+        policy = NeuralPolicy(selector, table)
         action = policy.static(bench.setting)
         if action is None:
-            yield _only(role, bench.ours(role, policy, policy.verifier, {}), learned=True)
+            own = bench.ours(role, policy, policy.verifier, {})
+            yield _only(key, role, own, learned=True)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
-        yield _only(role, bench.static(title, name, TREES[action]), exported=True)
+        yield _only(key, role, bench.static(title, name, TREES[action]), exported=True)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
@@ -314,9 +331,9 @@ def baselines(bench: Bench) -> Iterator[Method]:
         return
     rule, title = bench.main, TITLES[bench.main]
     static = labels.ranked(rule, 1)[0] if bench.greedy else bench.fastest(bench.best_static(rule))
-    entropy = EntropyRule.fit(labels.priced(rule), 0, labels.index)
+    entropy = EntropyRule.fit(labels.priced(rule), labels.index)
     name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
-    yield _only(name, bench.ours(name, entropy, rule, {}, None, alike))
+    yield _only("static trees by entropy", name, bench.ours(name, entropy, rule, {}, None, alike))
     trees = _domain_trees(bench, labels)
 
     def by_domain(title: str, new_tokens: int) -> Generate:
@@ -331,12 +348,12 @@ def baselines(bench: Bench) -> Iterator[Method]:
         return generate
 
     name, alike = f"{title}, by domain", _one_tree(rule, [static, *trees.values()])
-    yield _only(name, Candidate(name, by_domain, {}, alike))
+    yield _only(BY_DOMAIN, name, Candidate(name, by_domain, {}, alike))
 
 
-def _only(role: str, candidate: Candidate, **about: bool) -> Method:
-    """Make a method of one candidate, its title also the key."""
-    return Method(role, role, [candidate], **about)
+def _only(key: str, role: str, candidate: Candidate, **about: bool) -> Method:
+    """Make a method of one candidate."""
+    return Method(key, role, [candidate], **about)
 
 
 def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
@@ -394,7 +411,7 @@ def given_policies(bench: Bench) -> Iterator[Method]:
     """Yield the given policies, each with a rule that is lossless on its trees."""
     warped = replace(bench, draft_setting=bench.policy_setting)
     for title, (policy, rule) in bench.policies.items():
-        yield _only(title, warped.ours(title, policy, rule, {}))
+        yield _only(title, title, warped.ours(title, policy, rule, {}))
 
 
 def head(bench: Bench) -> Iterator[Method]:

@@ -10,6 +10,10 @@ BASELINE = "autoregressive"
 CONTROL = "autoregressive (A/A control)"
 STATIC_TREE, HEAD_TREE = "static tree of {}", "static tree of the head"
 """Keys of the methods that decode with the best static tree of a rule, or of the draft head."""
+GREEDY_TREE, SELECTOR = STATIC_TREE.format("greedy"), "selector of {}"
+"""Keys of the static tree of all rules at temperature 0, and of a rule's selector."""
+BY_DOMAIN = "static trees by domain"
+"""Key of the method that decodes every domain with its best static tree."""
 NOT_TRUSTED = "clock not trusted"
 
 PROTOCOL = (

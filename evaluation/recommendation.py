@@ -66,28 +66,22 @@ def chain_labels(roots: Roots, rule: str) -> str:
     )
 
 
-def seconds_per_token(roots: PricedRoots, tree: Action, table: int) -> Tensor:
+def seconds_per_token(roots: PricedRoots, tree: Action) -> Tensor:
     """Return seconds per token [R] of one sequence, with a tree or without drafting."""
     if tree == NONE:
-        return roots.costs[table].table.plain(roots.roots.context).float()
-    return roots.pace(torch.full((len(roots),), TREES.index(tree)), table)
+        return roots.costs.table.plain(roots.roots.context).float()
+    return roots.pace(torch.full((len(roots),), TREES.index(tree)))
 
 
-def fastest_trees(training: PricedRoots, allowed: Tensor) -> list[Action]:
-    """Find the best tree among `allowed` [233] by latency table; NONE if plain is faster."""
-    return [
-        min(
-            TREES[index],
-            NONE,
-            key=lambda tree: float(seconds_per_token(training, tree, table).mean()),
-        )
-        for table, index in enumerate(training.static(allowed)[:, 0].tolist())
-    ]
+def fastest_tree(training: PricedRoots, allowed: Tensor) -> Action:
+    """Find the best tree among `allowed` [233]; NONE if plain decoding is faster."""
+    best = TREES[int(training.static(allowed)[0])]
+    return min(best, NONE, key=lambda tree: float(seconds_per_token(training, tree).mean()))
 
 
 def held_out(roots: PricedRoots, tree: Action, sequences: int = 1) -> Choice:
     """Measure a tree on held-out roots; intervals resample prompts."""
-    pace, plain = (seconds_per_token(roots, choice, 0).double() for choice in (tree, NONE))
+    pace, plain = (seconds_per_token(roots, choice).double() for choice in (tree, NONE))
     one, prompt = torch.ones_like(pace), roots.roots.prompt
     return Choice(
         tree,
@@ -119,20 +113,20 @@ def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) ->
     lengths = lengths_by_batch(training, table, rule)
     labels, paths, trees = chain_labels(training, rule), {}, {}
     for count in sorted({end for first, last, _ in ranges(lengths) for end in (first, last)}):
-        roots = PricedRoots.of(others, labels, [table.batched(count)])
+        roots = PricedRoots.of(others, labels, table.batched(count))
         paths[count] = held_out(roots, Action(1, 0, lengths[count - 1]), count)
     for name in training.samples:
-        (tree,) = fastest_trees(PricedRoots.of(training, name, [table]), DRAFTING)
-        trees[name] = held_out(PricedRoots.of(others, name, [table]), tree)
+        tree = fastest_tree(PricedRoots.of(training, name, table), DRAFTING)
+        trees[name] = held_out(PricedRoots.of(others, name, table), tree)
     return Recommendation(lengths, paths, trees)
 
 
 def lengths_by_batch(training: Roots, table: LatencyTable, rule: str) -> list[int]:
     """Find the lengths of a `Recommendation`."""
     counts = range(1, max(table.sequences, default=1) + 1)
-    tables = [table.batched(count) for count in counts]
-    roots = PricedRoots.of(training, chain_labels(training, rule), tables)
-    return [tree.depth for tree in fastest_trees(roots, PATHS)]
+    labels = chain_labels(training, rule)
+    priced = (PricedRoots.of(training, labels, table.batched(count)) for count in counts)
+    return [fastest_tree(roots, PATHS).depth for roots in priced]
 
 
 def ranges(lengths: Sequence[int]) -> list[tuple[int, int, int]]:

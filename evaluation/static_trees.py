@@ -94,14 +94,14 @@ class StaticTrees:
             here = here[torch.tensor([self.roots.kind[i] == kind for i in here.tolist()])]
             if len(here) < MIN_ROOTS:
                 return []
-        pace = priced.mean_paces(here)[0].masked_fill(~allowed, float("inf"))
+        pace = priced.mean_paces(here).masked_fill(~allowed, float("inf"))
         best = pace.topk(count, largest=False).indices
         return [TREES[i] for i in best.tolist()]
 
     def priced(self, labels: str) -> PricedRoots:
         """Return the roots with the labels of a rule, priced once."""
         if labels not in self._priced:
-            self._priced[labels] = PricedRoots.of(self.roots, labels, [self.table])
+            self._priced[labels] = PricedRoots.of(self.roots, labels, self.table)
         return self._priced[labels]
 
 

@@ -31,7 +31,7 @@ class EntropyRule(TreePolicy):
     trees = "delayed"
 
     @classmethod
-    def fit(cls, training: PricedRoots, table: int, setting: int) -> "EntropyRule":
+    def fit(cls, training: PricedRoots, setting: int) -> "EntropyRule":
         """Split training roots of one setting into equal bins, and find each bin's best tree."""
         here = (training.roots.setting == setting).nonzero()[:, 0]
         entropy = training.roots.scalars[here, ENTROPY]
@@ -41,7 +41,7 @@ class EntropyRule(TreePolicy):
         best = []
         for b in range(bins):
             roots = here[index == b] if (index == b).any() else here
-            action = best_static(training.efficiency[roots], training.seconds(table, roots))
+            action = best_static(training.efficiency[roots], training.seconds(roots))
             best.append(TREES[action])
         return cls(edges.tolist(), best)
 

@@ -1,6 +1,5 @@
 """Throughput of a policy and the objective that trains it (Eqs. 4, 5 and 12, NDE paper)."""
 
-import torch
 from torch import Tensor
 
 
@@ -112,22 +111,3 @@ def mean_tokens(tokens: Tensor) -> float:
     frequency of steps near it.
     """
     return float(1 / (1 / tokens.double()).mean())
-
-
-def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose root by root on one half of the super-trees, score on the other, and vice versa.
-
-    A bound on the gain of choosing: on the same samples label noise would count as gain.
-
-    Args:
-        samples: [R, s, C], estimates of E[tau + 1].
-        seconds: [R, C].
-
-    Returns:
-        tokens [2 R] and seconds [2 R] of the choices.
-    """
-    half = samples.shape[1] // 2
-    first, second = samples[:, :half].mean(1), samples[:, half:].mean(1)
-    chosen = [(half_labels / seconds).argmax(-1) for half_labels in (first, second)]
-    tokens = [taken(other, action) for other, action in zip((second, first), chosen, strict=True)]
-    return torch.cat(tokens), torch.cat([taken(seconds, action) for action in chosen])

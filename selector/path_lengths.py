@@ -62,7 +62,7 @@ class PathLengths:
             )
         if not 1 <= max_tokens <= LONGEST_PATH:
             raise UserError(
-                f"max_tokens={max_tokens}: selectors know paths of 1 to {LONGEST_PATH}."
+                f"max_tokens={max_tokens}: selectors choose among paths of 1 to {LONGEST_PATH}."
             )
         self.selector, self.model, self.setting, self.table = selector.eval(), model, setting, table
         self.overhead = overhead

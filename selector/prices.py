@@ -231,7 +231,7 @@ class LatencyTable:
         measured = self.sequences or [1]
         if not 1 <= sequences <= measured[-1]:
             raise UserError(
-                f"{sequences} sequences: this latency table knows 1 to {measured[-1]}. Measure it:"
+                f"{sequences} sequences: this latency table prices 1 to {measured[-1]}. Measure it:"
                 " stage=latency."
             )
         if sequences == 1:

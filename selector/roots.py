@@ -83,24 +83,23 @@ class PricedRoots:
     """R roots with labels and costs of the C = 233 trees under a verifier.
 
     Attributes:
-        costs: by latency table.
+        costs: of the trees, by a latency table.
     """
 
     roots: Roots
     verifier: str
-    costs: list[StepCosts]
+    costs: StepCosts
 
     @classmethod
     def of(
         cls,
         roots: Roots,
         verifier: str,
-        tables: Sequence[LatencyTable],
+        table: LatencyTable,
         rule: str = "table",
     ) -> "PricedRoots":
-        """Price `roots` under latency tables; rule: see `StepCosts`."""
-        longest = int(roots.context.max())
-        return cls(roots, verifier, [StepCosts(t, verifier, longest, rule) for t in tables])
+        """Price `roots` by a latency table; rule: see `StepCosts`."""
+        return cls(roots, verifier, StepCosts(table, verifier, int(roots.context.max()), rule))
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -115,40 +114,37 @@ class PricedRoots:
         """Labels [R, C], means over the super-trees."""
         return self.samples.mean(1)
 
-    def inputs(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
-        """Return INPUT_SCALARS [B, 11] of the roots `index` under one latency table."""
-        costs, roots = self.costs[table], self.roots
+    def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """Return INPUT_SCALARS [B, 11] of the roots `index`."""
+        costs, roots = self.costs, self.roots
         return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
-    def seconds(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
-        """Return seconds of a step [B, C] at the roots `index` under one latency table."""
-        return self.costs[table].at(self.roots.context[index])
+    def seconds(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """Return seconds of a step [B, C] at the roots `index`."""
+        return self.costs.at(self.roots.context[index])
 
-    def logits(
-        self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None
-    ) -> Tensor:
-        """Return a selector's logits [B, C] at the roots `index`, None for all, under one table."""
+    def logits(self, selector: Callable[..., Tensor], index: Tensor | None = None) -> Tensor:
+        """Return a selector's logits [B, C] at the roots `index`; None for all."""
         index = torch.arange(len(self)) if index is None else index
         roots = self.roots
         states = roots.h_p_previous, roots.h_q_previous, roots.h_q_root
         parts = [
             selector(
                 *(h[i].float() for h in states),
-                self.inputs(table, i),
-                self.seconds(table, i),
+                self.inputs(i),
+                self.seconds(i),
             )
             for i in index.split(PART)
         ]
         return torch.cat(parts)
 
-    def pace(self, action: Tensor, table: int) -> Tensor:
+    def pace(self, action: Tensor) -> Tensor:
         """Return seconds per token [R] at every root with its `action` [R].
 
         The mean over roots equals the mean over a text: see
         `nde_talf.selector.objective.best_static`.
         """
-        costs = self.costs[table]
-        seconds = costs.seconds[costs.row(self.roots.context), action]
+        seconds = self.costs.seconds[self.costs.row(self.roots.context), action]
         return seconds / taken(self.efficiency, action)
 
     def mean_tokens(self, index: Tensor) -> Tensor:
@@ -157,16 +153,16 @@ class PricedRoots:
         return len(index) / torch.stack([*inverse]).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
-        """Return seconds per token [M, C] over the texts of the roots `index`, by table."""
+        """Return seconds per token [C] over the texts of the roots `index`."""
         counts = context_counts(self.roots.context[index])
-        return torch.stack([costs.mean(counts) for costs in self.costs]) / self.mean_tokens(index)
+        return self.costs.mean(counts) / self.mean_tokens(index)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Keep the roots with `chosen` [R] True, or at these indices."""
         return replace(self, roots=self.roots.where(chosen))
 
     def static(self, allowed: Tensor = EVERY_TREE) -> Tensor:
-        """Return the best single action [M, settings], by table and sampling setting.
+        """Return the best single action [settings] by sampling setting.
 
         Raises UserError for a setting without roots.
 
@@ -179,7 +175,7 @@ class PricedRoots:
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
             best.append(self.mean_paces(index).masked_fill(~allowed, torch.inf).argmin(-1))
-        return torch.stack(best, -1)
+        return torch.stack(best)
 
 
 def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[float]:

@@ -11,7 +11,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     Amount,
     Count,
-    Distinct,
     Number,
     Place,
     Rate,
@@ -33,9 +32,9 @@ class SelectorConfig:
 
     verifiers: Rules = field(default_factory=lambda: ["traversal", "specinfer"])
     """A selector is trained for each of these verification rules, on its labels."""
-    tables: Annotated[list[Place], Distinct] = field(default_factory=lambda: ["measured"])
-    """Latency tables to train on and evaluate under: "measured" (stage=latency), names of
-    configs/latency, or files.
+    table: Place = "measured"
+    """Latency table to train on and evaluate under: "measured" (stage=latency), a name of
+    configs/latency, or a file.
     """
     pricing: Annotated[str, one_of(("table", "eq11"))] = "table"
     """Price of a step: "table", with the number of nodes and the width of levels, or "eq11",

@@ -81,41 +81,34 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
             write_sealed(path, _fold(training, fold_of == fold, config))
         parts.append(read_sealed(path, "delete it, and this fold is trained again"))
     order = fold_of.argsort(stable=True)  # the roots in the order of the folds
-    paces = torch.cat([torch.tensor(part["paces"]).double() for part in parts], -1)
+    paces = torch.cat([torch.tensor(part["paces"]).double() for part in parts], -1)  # [2, R]
     setting, prompt = training.roots.setting[order], training.roots.prompt[order]
     gains = []
     for index in range(len(training.roots.settings)):
-        chosen, static = paces[..., setting == index].transpose(0, 1).flatten(1)
-        prompts = prompt[setting == index].repeat(len(paces))  # all tables together
-        gains.append(throughput_gain(chosen, static, prompts))
+        chosen, static = paces[:, setting == index]
+        gains.append(throughput_gain(chosen, static, prompt[setting == index]))
     return CrossFit(median_low([part["epochs"] for part in parts]), gains)
 
 
 def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig) -> dict:
     """Train without the held-out roots, and choose at them.
 
-    Returns the epochs, and for every table the seconds per token [chosen, static] [R] of the
-    held-out roots, in units of the static action's mean, so that tables can be added up.
+    Returns the epochs, and the held-out roots' seconds per token [chosen, static] [R].
     """
     seen, unseen = training.where(~held_out), training.where(held_out)
-    static, paces = seen.static(), list[list]()
     selector, epochs = fit_selector(seen, unseen, config)
-    for table in range(len(training.costs)):
-        with torch.inference_mode():
-            both = pace_beside_static(selector, unseen, static, table)
-        paces.append((both / both[1].mean()).tolist())
-    return {"epochs": epochs, "paces": paces}
+    with torch.inference_mode():
+        paces = pace_beside_static(selector, unseen, seen.static())
+    return {"epochs": epochs, "paces": paces.tolist()}
 
 
-def pace_beside_static(
-    selector: Selector, roots: PricedRoots, static: Tensor, table: int
-) -> Tensor:
+def pace_beside_static(selector: Selector, roots: PricedRoots, static: Tensor) -> Tensor:
     """Return seconds per token [2, R] of the most probable actions, and of the static ones.
 
-    static: [tables, settings], as `PricedRoots.static` gives it.
+    static: [settings], as `PricedRoots.static` gives it.
     """
-    actions = roots.logits(selector, table).argmax(-1), static[table, roots.roots.setting]
-    return torch.stack([roots.pace(action, table) for action in actions])
+    actions = roots.logits(selector).argmax(-1), static[roots.roots.setting]
+    return torch.stack([roots.pace(action) for action in actions])
 
 
 def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
@@ -140,7 +133,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     network predicts every action's tokens per step over their texts, or with sharpness 0 its
     throughput. Training then learns deviations. "random": torch's own initial weights.
     """
-    roots, tables = training.roots, range(len(training.costs))
+    roots = training.roots
     target_hidden, draft_hidden = roots.h_p_previous.shape[1], roots.h_q_root.shape[1]
     width, hidden = config.widths(draft_hidden)
     schema = SelectorSchema(
@@ -153,15 +146,14 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         width=width,
         hidden=hidden,
         dropout=config.dropout,
-        pricing=training.costs[0].rule,
+        pricing=training.costs.rule,
     )
     selector = Selector(schema)
-    selector.standardise(torch.cat([training.inputs(table) for table in tables]))
+    selector.standardise(training.inputs())
     if config.initialisation == "static":
         start = training.mean_tokens(torch.arange(len(training))).log()
         if not config.sharpness:
-            prices = torch.stack([training.seconds(table).mean(0).log() for table in tables])
-            start = UNPRICED_SHARPNESS * (start - prices.mean(0))
+            start = UNPRICED_SHARPNESS * (start - training.seconds().mean(0).log())
         with torch.no_grad():
             *_, weight, bias = selector.network.mlp.parameters()
             weight.mul_(0.1)
@@ -172,7 +164,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         selector.static_efficiency[setting] = training.mean_tokens(here.nonzero()[:, 0])
         counts.append(context_counts(roots.context[here]))
     selector.static_contexts = pad_sequence(counts, batch_first=True)
-    selector.table = training.costs[0].table
+    selector.table = training.costs.table
     return selector
 
 
@@ -224,12 +216,11 @@ class _Training:
     ):
         self.selector, self.config, self.step = selector, config, 0
         self.training, self.validation = training, validation
-        self.static = training.static()  # [tables, settings]
-        actions = self.static[:, training.roots.setting]
-        self.weights = torch.ones(actions.shape)
+        self.static = training.static()  # [settings]
+        self.weights = torch.ones(len(training))
         if config.weighting == "visits":
-            weights = [visits(taken(training.efficiency, each)) for each in actions]
-            self.weights = torch.stack(weights)
+            actions = self.static[training.roots.setting]
+            self.weights = visits(taken(training.efficiency, actions))
         self.optimizer = torch.optim.AdamW(
             selector.parameters(), lr=config.lr, weight_decay=WEIGHT_DECAY
         )
@@ -247,8 +238,7 @@ class _Training:
         order = torch.randperm(len(self.training), generator=generator)
         for index in order.split(self.config.batch):
             torch.manual_seed(self.config.seed * 1_000_003 + self.step)  # of dropout
-            tables = range(len(self.training.costs))
-            loss = torch.stack([self._loss(index, table) for table in tables]).mean()
+            loss = self._loss(index)
             if not torch.isfinite(loss):
                 raise UserError(
                     f"selector: the loss became {float(loss)} at step {self.step}; lower"
@@ -263,16 +253,16 @@ class _Training:
         self.selector.eval()
         return {"loss": total / len(order), GAIN: self._gain()}
 
-    def _loss(self, index: Tensor, table: int) -> Tensor:
-        """Eq. 12 and the deviance on the roots `index`, under one latency table."""
+    def _loss(self, index: Tensor) -> Tensor:
+        """Eq. 12 and the deviance on the roots `index`."""
         config, roots = self.config, self.training
-        logits, efficiency = roots.logits(self.selector, table, index), roots.efficiency[index]
-        seconds, weights = roots.seconds(table, index), self.weights[table, index]
+        logits, efficiency = roots.logits(self.selector, index), roots.efficiency[index]
+        seconds, weights = roots.seconds(index), self.weights[index]
         loss = selector_loss(
             logits,
             efficiency,
             seconds,
-            self.static[table, roots.roots.setting[index]],
+            self.static[roots.roots.setting[index]],
             config.tail_weight,
             config.tail_fraction,
             config.entropy_weight,
@@ -286,12 +276,10 @@ class _Training:
 
     @torch.inference_mode()
     def _gain(self) -> float:
-        """Mean over tables and settings of the log throughput over the static actions'."""
-        roots, gains = self.validation, []
-        setting = roots.roots.setting
-        for table in range(len(roots.costs)):
-            paces = pace_beside_static(self.selector, roots, self.static, table)
-            for here in (setting == s for s in setting.unique()):
-                chosen, static = paces[:, here].mean(-1)  # seconds per token add up over the texts
-                gains.append((static / chosen).log())
+        """Mean over settings of the log throughput over the static actions'."""
+        setting, gains = self.validation.roots.setting, []
+        paces = pace_beside_static(self.selector, self.validation, self.static)
+        for index in setting.unique():
+            chosen, static = paces[:, setting == index].mean(-1)  # they add up over the texts
+            gains.append((static / chosen).log())
         return float(torch.stack(gains).mean())

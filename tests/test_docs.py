@@ -17,7 +17,6 @@ from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
 from nde_talf.draft_training.registry import HEADS, LOSSES
-from nde_talf.evaluation.lossless import read_config
 from nde_talf.pipelines.commands.check import CheckConfig
 from nde_talf.pipelines.commands.generate import GenerateConfig, completed, without_prompt
 from nde_talf.pipelines.commands.recommend import RecommendConfig
@@ -192,8 +191,6 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module == "evaluation.lossless":
-        read_config(shlex.split(line)[3:])
     room, *_, command = module.split(".")
     if room in ("pipelines", "recipes") and command in SCHEMAS:
         for arguments in variants(line):

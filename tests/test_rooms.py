@@ -126,7 +126,6 @@ BY_NAME = {
     "nde_talf": "the public names",
     "nde_talf.cli": "the table of commands",
     "nde_talf.decoding.registry": "the registries",
-    "nde_talf.evaluation.lossless": "a user's own function",
     "nde_talf.pipelines.commands.work": "the work of the commands",
 }
 """Modules that may import others by name, and which ones."""

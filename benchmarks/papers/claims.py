@@ -12,10 +12,10 @@
 
 Every campaign decodes its methods side by side, prompt by prompt, with an A/A control of plain
 decoding. An effect is a ratio of totals with a 95 % bootstrap over prompts: tokens a target pass,
-or tokens/s where the paper speaks of speed. A claim holds where the interval lies above 1, fails
-where it lies below, and is open where it holds 1; then it says how many prompts would take the
+or tokens/s where the paper speaks of speed. A claim holds where the interval is above 1, fails
+where it is below, and is open where it holds 1; then the page says how many prompts would take the
 interval off 1 if the effect stayed. `--only` decodes some campaigns and writes no page; an
-interrupted command goes on. Heads are trained where they are not there yet (`--steps`). Rows of
+interrupted command continues. Heads are trained where they are not there yet (`--steps`). Rows of
 the place "here" are questions of ours, and decide no claim of a paper.
 
     python -m benchmarks.papers.claims --pair smollm2 --run FOLDER --head FOLDER --out FOLDER
@@ -24,7 +24,7 @@ the place "here" are questions of ours, and decide no claim of a paper.
 decides those of NDE and of SALF & TALF on a target alone, with a head as drafter, from a run with
 traces.drafter=head (`claims_smollm2.md`): the settings and rules that were traced, and claims on
 losses as far as there are --heads. --priced adds a column: NDE as printed in the prices of a
-profile of configs/latency, with the selectors of a run of selector=nde selector.tables=[NAME].
+profile of configs/latency, with the selectors of a run of selector=nde selector.table=NAME.
 Trees are chosen by Eq. 11 with its latencies, they are decoded, and a step's seconds are Eq. 11's.
 """
 

@@ -68,7 +68,7 @@ def methods(
     for name, rule in RULES.items():
         if rule in roots.samples:
             labels, allowed = STATIC[rule]
-            best = PricedRoots.of(here, labels, [prices], pricing).static(allowed)
+            best = PricedRoots.of(here, labels, prices, pricing).static(allowed)
             chosen[name] = Delayed(TREES[int(best)]), rule
         if (export := exports / rule).exists():
             selector = Selector.from_pretrained(export)

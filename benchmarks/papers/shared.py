@@ -10,6 +10,7 @@ from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch
 
 import torch
 
+from benchmarks.timing import parser_of
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.loop import SpeculativeDecoder
@@ -34,9 +35,7 @@ EIGHT = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
 
 def options_of(about: str | None, new_tokens: int) -> argparse.ArgumentParser:
     """The options that all papers share. new_tokens: the default."""
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(about)
     parser.add_argument(
         "--run", type=Path, default=Path("checkpoints/paper"), help="folder with a pair"
     )
@@ -140,7 +139,7 @@ class Bench:
     ) -> Decoded:
         """Decode methods beside plain decoding and its A/A control.
 
-        `name` is that of the records, from which an interrupted command goes on.
+        `name` names the records, from which an interrupted command continues.
         """
         every = {BASELINE: (Autoregressive(), "nss"), CONTROL: (Autoregressive(), "nss"), **methods}
         made = {n: self.ours(n, own, setting, draft_setting) for n, own in every.items()}

@@ -1,9 +1,8 @@
 """A dialogue as token ids through a chat template, and which of them an assistant generates.
 
-What counts is found from the template alone. An answer begins where the template prompts for it, or
-after what the template puts before every answer, such as an empty block of thoughts. It ends with
-the token that ends a turn. Nothing is found by looking for words in the text. It knows one
-tokenizer, but not where dialogues come from or how documents are packed.
+The counted tokens follow from the template alone. An answer begins where the template prompts for
+it, or after the text that the template puts before every answer, such as an empty block of
+thoughts. It ends with the token that ends a turn. No words are searched for in the text.
 """
 
 import unicodedata
@@ -31,9 +30,6 @@ class ChatEncoder:
         template: Jinja text in place of the tokenizer's own chat template.
         options: passed to the template, such as {"enable_thinking": False}.
 
-    Attributes:
-        unused: how many of the dialogues hold something that is not used, by its name.
-
     Raises:
         UserError: there is no chat template, or no dialogue can be used with it.
     """
@@ -49,7 +45,7 @@ class ChatEncoder:
                 f"{KEY}: the tokenizer has no chat template. For a plain one give"
                 f" '{KEY}=[plain,file]' {KEY}.source=FILE; or set {KEY}.chat_template to its Jinja."
             )
-        self.tokenizer, self.unused = tokenizer, Counter[str]()
+        self.tokenizer = tokenizer
         self.chat = ChatTemplate(tokenizer, f"{KEY}.chat_template", template, options)
         probe = [{"role": USER, "content": PROBE}]
         self._special = special_tokens(tokenizer)
@@ -77,8 +73,8 @@ class ChatEncoder:
     def documents(self, dialogue: Dialogue) -> list[Document]:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
 
-        There is one document, unless the template renders an answer differently once the dialogue
-        goes on. Qwen3's does, as it drops earlier thoughts; then there is one document for every
+        There is one document, unless the template renders an answer differently once another turn
+        follows. Qwen3's does, as it drops earlier thoughts; then there is one document for every
         answer, rendered as the answer was given.
 
         Raises:
@@ -91,7 +87,6 @@ class ChatEncoder:
         if any(token in said for token in self._reserved):
             raise UnsuitedError("whose answers hold special tokens")
         whole = self.chat.render(messages, tools)
-        self.unused.update([*dialogue.unused, *self.chat.left_out(messages, tools)])
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         finished = ends[:-1] if cut else ends
         texts = {
@@ -198,7 +193,7 @@ def encode_dialogues(
     skipped: Counter[str] = Counter()
     for dialogue in dialogues:
         try:
-            for document in encoder.documents(dialogue):  # in 5 bytes a token, not 48
+            for document in encoder.documents(dialogue):  # in 5 bytes per token, not 48
                 tokens, loss = array("i", document.tokens), bytearray(document.loss)
                 documents.append(Document(tokens, loss))
         except UnsuitedError as error:

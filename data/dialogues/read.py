@@ -7,7 +7,7 @@ model.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.conversation import (
     ASSISTANT,
     SYSTEM,
-    TOOL,
     USER,
     Conversation,
     Message,
@@ -41,14 +40,12 @@ class Dialogue:
             first; tools may speak between two turns of the assistant.
         cut: the last answer is unfinished, so that nothing is learnt about its end.
         tools: that the assistant may call.
-        unused: names of what of its row is not used.
     """
 
     name: str
     messages: list[Message]
     cut: bool = False
     tools: list[Any] | None = None
-    unused: Sequence[str] = ()
 
 
 def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], Counter[str]]:
@@ -79,8 +76,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             continue
         name = short_hash(json.dumps(said.messages, default=str))
         skipped["said before"] += name in dialogues
-        own = Dialogue(name, said.messages, tools=said.tools, unused=said.unused)
-        dialogues.setdefault(name, own)
+        dialogues.setdefault(name, Dialogue(name, said.messages, tools=said.tools))
     if not dialogues:
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
@@ -93,15 +89,17 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
 
 
 def _as_asked(said: Conversation, regenerate: bool) -> Conversation:
-    """Return a conversation up to its last answer, or without answers to `regenerate` them."""
+    """Return a conversation up to its last answer.
+
+    To `regenerate` answers: without these, and without tools, whose results are not known.
+    """
     if regenerate:
         kept = [message for message in said.messages if message["role"] in (SYSTEM, USER)]
-        tools = said.tools or any(m["role"] == TOOL for m in said.messages)
-        return Conversation(kept, None, said.unused + ("tools",) * bool(tools))
+        return Conversation(kept)
     answers = [i for i, message in enumerate(said.messages) if message["role"] == ASSISTANT]
     if not answers:
         raise UnsuitedError("without an assistant's turn")
-    return Conversation(said.messages[: answers[-1] + 1], said.tools, said.unused)
+    return Conversation(said.messages[: answers[-1] + 1], said.tools)
 
 
 def turns_in(

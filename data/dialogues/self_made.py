@@ -2,7 +2,7 @@
 
 A chat model that reads its template up to a user's turn writes that turn, a question as users ask
 it (Magpie, arXiv 2406.08464), and answers it afterwards. A base model writes text from its first
-token. What cannot be used is counted by reason.
+token. Unusable texts are counted by reason.
 """
 
 import re
@@ -24,7 +24,7 @@ UNFINISHED = "that did not end"
 
 @dataclass(frozen=True)
 class Opening:
-    """What a self-made text continues, and what ends it.
+    """The beginning of a self-made text, and its ends.
 
     Attributes:
         tokens: ids of what comes before the text.

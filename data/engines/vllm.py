@@ -1,6 +1,6 @@
 """The vLLM engine: continuous batching, prefix caching, tensor parallelism.
 
-vLLM only samples. Distributions come from hidden states and the model's readout in torch, never
+vLLM only samples. Distributions come from hidden states and the model's LM head in torch, never
 from vLLM's logprob objects.
 """
 

@@ -28,16 +28,6 @@ def head_method(folder: str | Path, drafted: int) -> Method:
     }
 
 
-def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:
-    """Draft what followed the last `shortest` to `longest` tokens where they occurred before."""
-    return {
-        "method": "ngram",
-        "num_speculative_tokens": drafted,
-        "prompt_lookup_min": shortest,
-        "prompt_lookup_max": longest,
-    }
-
-
 def draft_method(folder: str, drafted: int) -> Method:
     """A smaller model of the same vocabulary."""
     return {"method": "draft_model", "model": folder, "num_speculative_tokens": drafted}

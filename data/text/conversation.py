@@ -26,8 +26,8 @@ AFTER = {SYSTEM: {USER}, USER: {ASSISTANT}, ASSISTANT: {USER, TOOL}, TOOL: {TOOL
 """Role -> the roles that may speak next."""
 SYSTEM_COLUMNS, TOOL_COLUMN = (SYSTEM, "system_prompt"), "tools"
 """Columns beside the turns that are part of a conversation."""
-LEFT_OUT, UNUSED = "rows left out", "not used"
-"""What became of a row, or of a part of it."""
+LEFT_OUT = "rows left out"
+"""The fate of a row that cannot be used."""
 TURN = ("from", "value", "role", "content")
 """Keys of a turn whose values are read; templates get the others as they are."""
 
@@ -44,11 +44,10 @@ class UnsuitedError(ValueError):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, the tools that they may call, and names of what of the row is not used."""
+    """Messages, and the tools that they may call."""
 
     messages: list[Message]
     tools: list[Any] | None = None
-    unused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the text of a lone turn; of several also who speaks."""
@@ -77,20 +76,19 @@ def in_order(turns: Any) -> list[Message]:
     return [_message(turn) for turn in turns]
 
 
-def with_columns(
-    messages: list[Message], row: dict[str, Any], read: Iterable[str], unused: tuple[str, ...] = ()
-) -> Conversation:
-    """Add the system turn and the tools in columns that are not `read`."""
+def with_columns(messages: list[Message], row: dict[str, Any], read: Iterable[str]) -> Conversation:
+    """Add the system turn and the tools in columns that are not `read`.
+
+    A system turn among the messages wins over a column; tools are a list of objects.
+    """
     for name in (each for each in SYSTEM_COLUMNS if each not in read):
         text = str(row.get(name) or "").strip()
-        if text and messages[0]["role"] == SYSTEM:
-            unused += (f"column {name}",)
-        elif text:
+        if text and messages[0]["role"] != SYSTEM:
             messages = [{"role": SYSTEM, "content": text}, *messages]
     tools = _parsed(row.get(TOOL_COLUMN)) or None
     if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
-        tools, unused = None, (*unused, f"column {TOOL_COLUMN}")
-    return Conversation(messages, tools, unused)
+        tools = None
+    return Conversation(messages, tools)
 
 
 def question(row: dict[str, Any], template: RowTemplate) -> Conversation:
@@ -99,18 +97,17 @@ def question(row: dict[str, Any], template: RowTemplate) -> Conversation:
     A conversation ends before a question that follows another without an answer between them.
     Raises UnsuitedError for a row that asks nothing.
     """
-    turns, later = row.get(template.column or ""), ("later questions",)
+    turns = row.get(template.column or "")
     if isinstance(turns, list) and turns and isinstance(turns[0], dict):
         asked = [at for at, turn in enumerate(turns) if _role(turn) == USER]
         twice = [at for at in asked if at + 1 in asked]
         last = [*twice, *asked[-1:], len(turns)][0]
         messages = in_order(turns[: last + 1])
-        return with_columns(messages, row, template.columns, later if twice else ())
+        return with_columns(messages, row, template.columns)
     text = template.render(row).strip()
     if not text:
         raise UnsuitedError("that are blank")
-    unused = later if isinstance(turns, list) and len(turns) > 1 else ()
-    return with_columns([{"role": USER, "content": text}], row, template.columns, unused)
+    return with_columns([{"role": USER, "content": text}], row, template.columns)
 
 
 def question_keys(messages: Sequence[Message]) -> list[str]:
@@ -121,10 +118,10 @@ def question_keys(messages: Sequence[Message]) -> list[str]:
 
 
 def told(notes: Counter[tuple[str, str]]) -> list[str]:
-    """Return a line for each fate of rows or of what they hold.
+    """Return a line for each fate of rows.
 
-    >>> told(Counter({("left out", "that are blank"): 2, ("not used", "tools"): 1}))
-    ['left out: that are blank (2)', 'not used: tools (1)']
+    >>> told(Counter({("left out", "that are blank"): 2, ("cut", "longer than 9"): 1}))
+    ['left out: that are blank (2)', 'cut: longer than 9 (1)']
     """
     lines = dict.fromkeys(fate for fate, _ in notes)
     return [

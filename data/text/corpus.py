@@ -1,7 +1,7 @@
 """Text to train on, as a dataset of named documents.
 
 Text comes from Python's standard library, local files and Hugging Face datasets; several corpora
-can be one. Documents are held out by name. Tokenizers, models and prompts are unknown here.
+can be one. Documents are held out by name.
 """
 
 import csv
@@ -19,7 +19,7 @@ import datasets
 
 from nde_talf.data.text.generated import documents as generated
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import Rows, json_rows
+from nde_talf.data.text.rows import JsonRows, Rows
 from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
@@ -56,7 +56,7 @@ SOURCES = (
     f"a folder, a file that ends with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging"
     " Face dataset that this machine can reach (NAME or ORG/NAME)"
 )
-"""What rows are read from, for messages."""
+"""Sources of rows, for messages."""
 HUB_FILES = "hf://"
 """Begins the name of a file on the hub."""
 BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
@@ -78,17 +78,8 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     Raises:
         UserError: the file is missing, the column is not there, or nothing is left to read.
     """
-    if source == STANDARD_LIBRARY:
-        documents = _standard_library()
-    elif source == "pydoc":
-        documents = _manual()
-    elif source in BUILT_IN:
-        documents = generated(source)
-    elif source.endswith((".txt", ".md")):
-        text = "\n".join(row["text"] for row in load_table(source))
-        documents = _blocks(text, Path(source).name)
-    else:
-        documents = _rows(load_table(source, split), column, source)
+    template = RowTemplate(f"{{{column}}}", source, "data.column")
+    documents = _named_texts(source, template, split)
     if not documents:
         raise UserError(
             f"The corpus source {source!r} holds no text: every document in it is empty. Choose"
@@ -109,8 +100,10 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
     """
     rows = []
     for kind, corpus in mix.items():
-        size = 0
-        for name, text in sorted(_named_texts(kind, corpus), key=lambda d: by_hash(f"take/{d[0]}")):
+        source, size = corpus.source or "", 0  # the checks before any work refuse ""
+        template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
+        texts = _named_texts(source, template, corpus.split)
+        for name, text in sorted(texts, key=lambda d: by_hash(f"take/{d[0]}")):
             if size >= (corpus.characters or math.inf):
                 break
             size += len(text)
@@ -122,16 +115,25 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
     return datasets.Dataset.from_list(rows, datasets.Features(columns))
 
 
-def _named_texts(kind: str, corpus: Corpus) -> list[tuple[str, str]]:
-    source = corpus.source or ""  # which the checks before any work refuse
-    if source in BUILT_IN or source.endswith((".txt", ".md")):
-        documents = load_documents(source)
-        return list(zip(documents["name"], documents["text"], strict=True))
-    table = load_table(source, corpus.split)
-    template = RowTemplate(corpus.template, source, f"data.mix.{kind}.template")
+def _named_texts(source: str, template: RowTemplate, split: str) -> list[tuple[str, str]]:
+    """Read (name, text) of a source's documents.
+
+    A row is named by the column `name` if it tells rows apart, and else by a hash of its text.
+    """
+    if source in BUILT_IN:
+        return _built_in(source)
+    table = load_table(source, split)
+    if source.endswith((".txt", ".md")):
+        return _blocks("\n".join(row["text"] for row in table), Path(source).name)
     template.check(table.column_names)
-    texts = (template.render(row) for row in table)
-    return [(short_hash(text), text) for text in texts if text.strip()]
+    named = "name" in table.column_names
+    named = named and len({str(row["name"]) for row in table}) == len(table)
+    texts = ((row, template.render(row)) for row in table)
+    return [
+        (str(row["name"]) if named else short_hash(text), text)
+        for row, text in texts
+        if text.strip()
+    ]
 
 
 def load_table(source: str, split: str = "train", first: int | None = None) -> Rows:
@@ -198,7 +200,7 @@ def source_digest(source: str) -> str | None:
 def _files(folder: Path) -> list[Path]:
     """List the files of a folder that hold rows or text.
 
-    What describes them, README.md or any .md beside tables, is text only where it is alone.
+    README.md, or any .md beside tables, describes them, and is text only where it is alone.
     """
     paths = [
         path
@@ -232,7 +234,7 @@ def _load_file(path: Path) -> Rows:
         raise ValueError("the file is empty")
     builder = FILE_FORMATS[path.suffix]
     if builder == "json":
-        return Rows([json_rows(path)])
+        return Rows([JsonRows(path)])
     how = _as_written(path) if builder == "csv" else {}
     file = glob.escape(str(path))  # a name with brackets or stars is a name
     return Rows([datasets.load_dataset(builder, data_files=file, split="train", **how)])
@@ -275,6 +277,17 @@ def by_hash(key: str) -> float:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
 
 
+def _built_in(source: str) -> list[tuple[str, str]]:
+    """Read or make the documents of a built-in source."""
+    if source == STANDARD_LIBRARY:
+        return _standard_library()
+    if source == "pydoc":
+        from pydoc_data.topics import topics
+
+        return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
+    return generated(source)
+
+
 def _standard_library() -> list[tuple[str, str]]:
     """Read (path, source) of every readable module of the standard library, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -286,39 +299,6 @@ def _standard_library() -> list[tuple[str, str]]:
         with suppress(UnicodeDecodeError, OSError):
             if (text := path.read_text(encoding="utf-8")).strip():
                 documents.append((relative.as_posix(), text))
-    return documents
-
-
-def _manual() -> list[tuple[str, str]]:
-    """Cut the topics of Python's manual (`help("TOPICS")`) into documents."""
-    from pydoc_data.topics import topics
-
-    return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
-
-
-def _rows(table: Rows, column: str, source: str) -> list[tuple[str, str]]:
-    """Make a document of each row, named by the column `name` if it tells them apart.
-
-    Else it is named by a hash of its text.
-    """
-    if column not in table.column_names:
-        raise UserError(
-            f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}."
-            " Set data.column to the one that holds the text."
-        )
-    documents = []
-    named = "name" in table.column_names
-    named = named and len({str(row["name"]) for row in table}) == len(table)
-    for number, row in enumerate(table, 1):
-        value = row[column]
-        if isinstance(value, (dict, list)):
-            raise UserError(
-                f"{source!r}: row {number} has a {type(value).__name__} in the column {column!r}"
-                " and no text."
-            )
-        text = "" if value is None else str(value)
-        if text.strip():
-            documents.append((str(row["name"]) if named else short_hash(text), text))
     return documents
 
 

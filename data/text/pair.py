@@ -98,14 +98,14 @@ class Pair:
             lambda path: save_file({"train": narrow(train), "held_out": narrow(held_out)}, path),
         )
         where = {"target": target, "draft": draft}
-        foreign = {
+        records = {
             role: recorded(model_folder(place))
             for role, place in where.items()
             if place not in (None, role)
         }
         files = {name: file_digest(self.folder / name) for name in (PROMPTS, ROWS)}
         places = {role: place and portable(place) for role, place in where.items()}
-        content = {"format": FORMAT.number, **places, "files": files, "models": foreign}
+        content = {"format": FORMAT.number, **places, "files": files, "models": records}
         write_sealed(self._index, content)
 
     def models(self, *placed: Any) -> tuple[CausalModel, CausalModel]:
@@ -297,9 +297,9 @@ def read_ends(models: list[CausalModel], where: str) -> None:
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
-    """Check that two vocabularies have the same token at every id that both know.
+    """Check that every id in both vocabularies means the same token.
 
-    They are token -> id, special tokens included. Either may know more: Gemma-3 27B has a token for
+    They are token -> id, special tokens included. Either may have more: Gemma-3 27B has a token for
     images at an id that the 270M model has no row for.
 
     Raises:
@@ -313,9 +313,7 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
             f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3]
         )
         what = (
-            f"{len(other)} ids stand for other tokens ({listed})"
-            if other
-            else "no id is known to both"
+            f"{len(other)} ids stand for other tokens ({listed})" if other else "no id is in both"
         )
         raise UserError(
             f"{name} has another vocabulary than the target: {what}. Speculative"

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.text.conversation import (
     LEFT_OUT,
     SYSTEM,
-    UNUSED,
     USER,
     Conversation,
     Message,
@@ -43,7 +42,7 @@ def load_sets(
     """Draw `count` prompts in all, in equal parts from the sets and, within a set, from its parts.
 
     No text occurs twice. Example: 5 prompts of the sets a and b are a, b, a, b, a. Prints what is
-    left out, cut to its length, or not used.
+    left out or cut to its length.
 
     Args:
         sets: by name.
@@ -97,7 +96,7 @@ def _draw(
 ) -> tuple[list[Prompt], Counter[tuple[str, str]]]:
     """Draw `count` prompts of one source, none of them in `seen`.
 
-    Counts what is left out, cut or not used, see `told`.
+    Counts what is left out or cut, see `told`.
     """
     key = f"data.sets.{name}"
     template = RowTemplate(part.template, part.source, f"{key}.template")
@@ -116,9 +115,7 @@ def _draw(
         row = rows[int(index)]
         try:
             asked = question(row, template)
-            text, too_long, unused = _text_of(
-                asked, template.render(row), prompt_set, tokenizer, chat
-            )
+            text, too_long = _text_of(asked, template.render(row), prompt_set, tokenizer, chat)
         except UnsuitedError as error:
             notes[LEFT_OUT, str(error)] += 1
             continue
@@ -130,7 +127,6 @@ def _draw(
         if text and not repeated:
             prompts.append(prompt)
             seen.add(prompt.id)
-            notes.update((UNUSED, each) for each in unused)
     _check_count(prompts, count, part.source, key, notes)
     return prompts, +notes
 
@@ -154,21 +150,18 @@ def _text_of(
     prompt_set: PromptSet,
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatTemplate | None,
-) -> tuple[str, bool, list[str]]:
-    """Return a row as a prompt, whether it was too long, and the names of what is not used.
+) -> tuple[str, bool]:
+    """Return a row as a prompt, and whether it was too long.
 
     A prompt that is too long is cut, or is "". plain: the text of a prompt without a chat template.
     """
-    messages, unused = asked.messages, [*asked.unused]
+    messages = asked.messages
     if prompt_set.cut:
         plain = _first_tokens(plain.strip(), prompt_set.cut, tokenizer)
         messages = [{"role": USER, "content": plain}]
     if not plain.strip():
-        return "", False, []
-    if chat:
-        unused += chat.left_out(messages, asked.tools)
-    else:
-        unused += ["turns but the first question"] * (len(messages) > 1)
+        return "", False
+    if not chat:
         messages = [{"role": USER, "content": plain}]
 
     def shown(messages: list[Message]) -> tuple[str, int]:
@@ -179,9 +172,9 @@ def _text_of(
 
     text, excess = shown(messages)
     if excess <= 0:
-        return text, False, unused
+        return text, False
     if not prompt_set.shorten:
-        return "", True, unused
+        return "", True
     # Without earlier turns, and then without the end of the question.
     *before, last = messages
     system = [message for message in before if message["role"] == SYSTEM]
@@ -192,7 +185,7 @@ def _text_of(
         # A letter is a token or less.
         start = _first_tokens(question, room, tokenizer) or question[:room]
         text, excess = shown([*system, last | {"content": start}])
-    return text if excess <= 0 else "", True, unused
+    return text if excess <= 0 else "", True
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

@@ -79,6 +79,8 @@ class RowTemplate:
     def render(self, row: dict[str, Any]) -> str:
         """Render one row. Raises UserError where the row does not fit."""
         try:
+            if isinstance(row.get(self.column or ""), dict):
+                raise TypeError("it holds no text")
             return self.template.format(**{name: _value(value) for name, value in row.items()})
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UserError(

@@ -176,9 +176,6 @@ class DataConfig:
     )
     """Shortest and longest prompt that is cut from a document, in tokens."""
 
-    strict: bool = False
-    """Refuse JSON files, dialogues too, in which a row cannot be read; else it is left out."""
-
     def __post_init__(self) -> None:
         if self.prompt_tokens[0] > self.prompt_tokens[1]:
             raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")

@@ -1,7 +1,7 @@
-"""What ships with the project, laid out like finished runs. Imports no torch.
+"""Models that ship with the project, laid out like finished runs. Imports no torch.
 
-"small" is a pair of models. "smollm2" is what was trained for SmolLM2-135M-Instruct: a head and its
-selectors, without the model itself.
+"small" is a pair of models. "smollm2" is a head and its selectors for SmolLM2-135M-Instruct; the
+model itself is fetched.
 """
 
 from pathlib import Path

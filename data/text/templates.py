@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from nde_talf.data.text.conversation import (
     ASSISTANT,
     SYSTEM,
-    TOOL,
     USER,
     Message,
     UnsuitedError,
@@ -25,7 +24,7 @@ from nde_talf.decoding.models.loading import check_files, read_config
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""
 ASKED = "a question of plain words"
-"""What the user says before it."""
+"""The question before it."""
 TRIED: list[Message] = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
 """The conversation that every template is tried on."""
 
@@ -129,34 +128,12 @@ class ChatTemplate:
         except Exception as error:  # a template is a program
             raise UnsuitedError(f"that the template refuses ({first_line(error)})") from error
 
-    def left_out(self, messages: Sequence[Message], tools: list[Any] | None = None) -> list[str]:
-        """Name the roles and fields of a conversation that change nothing in what is rendered."""
-        fields = {name for message in messages for name in message} - {"role", "content"}
-        without: dict[str, Any] = {
-            name: ([_without(message, name) for message in messages], tools)
-            for name in sorted(fields)
-        }
-        for role in {m["role"] for m in messages} & {SYSTEM, TOOL}:
-            without[f"{role} turns"] = [m for m in messages if m["role"] != role], tools
-        if tools:
-            without["tools"] = messages, None
-        whole, names = self.render(messages, tools), []
-        for name, rest in without.items():
-            with suppress(UnsuitedError):
-                if self.render(*rest) == whole:
-                    names.append(name)
-        return names
-
     def _given(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the template takes them."""
         given = [m for m in messages if self._system or m["role"] != SYSTEM]
         if not self._parts:
             return given
         return [m | {"content": [{"type": "text", "text": m["content"]}]} for m in given]
-
-
-def _without(message: Message, name: str) -> Message:
-    return {key: value for key, value in message.items() if key != name}
 
 
 def _squeezed(text: str) -> str:

@@ -1,15 +1,12 @@
 """The trace store: a folder of Parquet shards and an index.
 
-Several processes may write shards of one store at the same time. Each shard gets an entry, a small
-JSON file beside it with its rows, split and checksum, so that nothing is rewritten as the store
-grows. `finish` gathers the entries in `shards.json`:
-
     traces-00000-of-00002.parquet   columns of the roots of one unit of work
-    traces-00000-of-00002.json      its entry, written like the index; gone after `finish`
     shards.json                     {"format": 1, "shards": {"traces-00000-of-00002.parquet":
                                     {"rows": 64, "split": "train", "sha256": ...}, ...}}
 
-`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads the shards.
+Several processes may write shards of one store at the same time (`write_shard`); one of them enters
+all in the index (`enter`). `datasets.load_dataset("parquet", data_files="<folder>/*.parquet")`
+reads the shards.
 """
 
 import hashlib
@@ -42,7 +39,7 @@ class Shard(TypedDict):
 
 
 class Index(TypedDict):
-    """Content of `shards.json`, and of the file beside a shard."""
+    """Content of `shards.json`."""
 
     shards: dict[str, Shard]
 
@@ -53,7 +50,7 @@ FORMAT = Format("trace store", "make the traces again with stage=traces force=tr
 class TraceStore:
     """Read and write shards.
 
-    Entries that other processes write after this was made are not seen by it.
+    Shards that another process enters after this was made are not seen by it.
 
     Args:
         folder: of the shards.
@@ -93,10 +90,14 @@ class TraceStore:
         """Find every shard that is not as it was written, and why."""
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
-    def write(self, name: str, columns: Mapping[str, list | Tensor]) -> int:
-        """Write one shard, then its entry. Returns its rows.
+    def write(self, name: str, columns: Mapping[str, list | Tensor]) -> None:
+        """Write one shard, and enter it."""
+        self.enter(name, self.write_shard(name, columns))
 
-        A shard without columns gets only the entry.
+    def write_shard(self, name: str, columns: Mapping[str, list | Tensor]) -> Shard:
+        """Write one shard, which is not entered yet, and return its entry.
+
+        A shard without columns has no file.
         """
         table = pa.table({key: _array(value) for key, value in columns.items()})
         file = io.BytesIO()
@@ -109,21 +110,13 @@ class TraceStore:
             write_atomically(self.folder / name, lambda path: path.write_bytes(file.getbuffer()))
         if "split" in columns:
             entry["split"] = cast("Any", columns["split"])[0]  # a shard is of one split
-        self._put_index(_entry_name(name), {name: entry})
+        return entry
+
+    def enter(self, name: str, entry: Shard) -> None:
+        """Enter a written shard in the index."""
         self.shards[name] = entry
-        return table.num_rows
-
-    def finish(self) -> None:
-        """Gather the entries of all processes in `shards.json`.
-
-        Call it when no process writes any more.
-        """
-        if not list(self.folder.glob(f"{self.kind}-*.json")):
-            return
-        self.shards = self._entries()
-        self._put_index(INDEX, dict(sorted(self.shards.items())))
-        for name in self.shards:
-            (self.folder / _entry_name(name)).unlink(missing_ok=True)
+        content = {"format": FORMAT.number, "shards": dict(sorted(self.shards.items()))}
+        write_sealed(self.folder / INDEX, content)
 
     def lists(self, name: str) -> dict[str, list]:
         """Read one shard as plain lists."""
@@ -159,25 +152,15 @@ class TraceStore:
             return pq.read_table(path)
 
     def _entries(self) -> dict[str, Shard]:
-        """Read the entries of `shards.json`, and those written since."""
-        entries: dict[str, Shard] = {}
-        index = [self.folder / INDEX] if (self.folder / INDEX).exists() else []
-        for path in (*index, *self.folder.glob(f"{self.kind}-*.json")):
-            entries |= FORMAT.load(path)["shards"]
-        for name in entries:  # files of these names are read, written and deleted
+        """Read the index."""
+        path = self.folder / INDEX
+        entries: dict[str, Shard] = FORMAT.load(path)["shards"] if path.exists() else {}
+        for name in entries:  # files of these names are read and written
             if not re.fullmatch(rf"{re.escape(self.kind)}-[A-Za-z0-9_-]+\.parquet", name):
                 raise UserError(
-                    f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or"
-                    f" {FORMAT.again}."
+                    f"{path}: {name!r} is no name of a shard. Take a good copy, or {FORMAT.again}."
                 )
         return entries
-
-    def _put_index(self, name: str, shards: dict[str, Shard]) -> None:
-        write_sealed(self.folder / name, {"format": FORMAT.number, "shards": shards})
-
-
-def _entry_name(name: str) -> str:
-    return name.removesuffix(".parquet") + ".json"
 
 
 def _array(column: list | Tensor) -> pa.Array:

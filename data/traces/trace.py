@@ -1,6 +1,6 @@
 """Stage traces: from trajectories to a table of roots, with their features and their labels.
 
-This module does not know what sampled the trajectories, or where tables go.
+Any engine may have sampled the trajectories; `worker` stores the tables.
 """
 
 from itertools import chain

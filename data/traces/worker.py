@@ -18,7 +18,7 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt, one_id_a_group
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
-from nde_talf.data.traces.store import TraceStore
+from nde_talf.data.traces.store import Shard, TraceStore
 from nde_talf.data.traces.super_trees import Draft
 from nde_talf.data.traces.trace import STATES, trace_trajectories
 from nde_talf.decoding.actions import TREES
@@ -111,20 +111,21 @@ class Tracer:
         target = self.pair.target(*self.placed)
         return target, self.head(target)
 
-    def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
+    def write(self, kind: str, unit: Unit, shard: int, shards: int) -> tuple[str, Shard]:
         """Make and write shard number `shard` of a kind, "trajectories" or "traces".
 
-        Traces are of the trajectories that are stored, if they are. Returns the shard's rows.
+        Traces are of the trajectories that are stored, if they are. Returns the shard's name and
+        its entry.
         """
-        store = self.stores[kind]
+        store, name = self.stores[kind], self.stores[kind].name(shard, shards)
         if kind == "trajectories":
-            return store.write(store.name(shard, shards), self.trajectories(unit))
+            return name, store.write_shard(name, self.trajectories(unit))
         texts = None
         if sampled := self.stores.get("trajectories"):
-            # Another worker may have written it since this one began.
+            # It may have been entered since this worker began.
             fresh = TraceStore(sampled.folder, sampled.kind)
             texts = fresh.lists(fresh.name(shard, shards))["tokens"]
-        return store.write(store.name(shard, shards), self.trace(unit, texts))
+        return name, store.write_shard(name, self.trace(unit, texts))
 
     def most_roots(self, work: list[Unit]) -> tuple[int, int]:
         """Count the most roots that units can have, and the bytes of their columns."""

@@ -16,6 +16,7 @@ import torch
 from nde_talf.data.text.pair import check_prompts
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
+from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.choose_forward import HALF, SAME
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.decoding.recorded_step import SHAPES
@@ -23,7 +24,6 @@ from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
-from nde_talf.evaluation.lossless import first_difference
 from nde_talf.pipelines.commands.check import CheckConfig
 from nde_talf.pipelines.runs.decoder import describe, make_decoder, plain_of
 from nde_talf.pipelines.runs.finished import Run
@@ -80,6 +80,20 @@ def greedy(
     if margin == HALF:
         sentence += ROUNDING.format(dtype=str(target.dtype).removeprefix("torch."), margin=margin)
     return not others, sentence
+
+
+@torch.inference_mode()
+def first_difference(model: Model, prompt: list[int], text: list[int]) -> float | None:
+    """Return the margin of the best logit over the first token that is not greedy.
+
+    As a fraction of the largest logit's size; None if all tokens are greedy.
+    """
+    ids = torch.tensor([[*prompt, *text]], device=model.device)
+    logits = model.module(ids).logits[0, len(prompt) - 1 : -1]
+    for row, token in zip(logits, text, strict=True):
+        if int(row.argmax()) != token:
+            return float((row.max() - row[token]) / row.abs().max())
+    return None
 
 
 def sampled(

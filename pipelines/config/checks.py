@@ -15,7 +15,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import json_rows
 from nde_talf.data.text.settings import (
     ANSWERS,
     BUILT_IN,
@@ -179,7 +178,7 @@ def _texts(config: Config) -> Iterator[str]:
     yield from faults_of(
         [
             *(RowTemplate(text or "", "", key).check for key, text in templates.items()),
-            *(partial(table_file, name, Path()) for name in config.selector.tables),
+            partial(table_file, config.selector.table, Path()),
         ]
     )
 
@@ -195,14 +194,11 @@ def _files(config: Config) -> Iterator[str]:
             )
             continue
         path = Path(os.path.expanduser(source))
-        kind, there = FILE_FORMATS.get(path.suffix), path.is_file()
-        if kind and not there and "://" not in source:
+        if path.suffix in FILE_FORMATS and not path.is_file() and "://" not in source:
             yield (
                 f"{key}.source={source}: there is no such file (relative paths start at the working"
                 " folder)."
             )
-        elif there and kind == "json" and config.data.strict and (fault := json_rows(path).fault):
-            yield f"{key}.source={source}: {fault}. Mend it, or leave out data.strict."
 
 
 def _ignored(config: Config) -> Iterator[str]:

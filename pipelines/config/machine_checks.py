@@ -24,9 +24,8 @@ def check_machine(config: Config) -> None:
             make_policy(policy, options)
         except UserError as error:
             raise UserError(f"evaluation.policies.{policy}: {error}") from None
-    for name in config.selector.tables:
-        if name != MEASURED:
-            LatencyTable.load(table_file(name, Path()))
+    if config.selector.table != MEASURED:
+        LatencyTable.load(table_file(config.selector.table, Path()))
     if config.tracking.mode == "online":
         _check_login()
 

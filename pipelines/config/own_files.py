@@ -17,7 +17,6 @@ from rich.text import Text
 from nde_talf.data.dialogues.read import read_dialogues, turns_in
 from nde_talf.data.text.conversation import (
     LEFT_OUT,
-    UNUSED,
     Conversation,
     told,
     unused_columns,
@@ -144,7 +143,6 @@ def fit_dialogues(config: Config) -> None:
     _recognise(config, rows)
     dialogues, skipped = read_dialogues(own, config.seed)
     notes = Counter({(LEFT_OUT, reason): number for reason, number in skipped.items()})
-    notes.update((UNUSED, name) for one in dialogues for name in one.unused)
     show(
         f"{own.source}: {len(dialogues)} dialogues",
         [str(Conversation(one.messages)) for one in dialogues[:3]],

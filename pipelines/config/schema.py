@@ -341,7 +341,7 @@ class Config:
             )
 
 
-def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
+def table_file(name: str, latency: Path, key: str = "selector.table") -> Path:
     """Return the file of a latency table.
 
     `name` is "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.

@@ -36,7 +36,7 @@ from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
 from nde_talf.decoding.verifier import Verifier, check_compatible
-from nde_talf.evaluation.protocol import HEAD_TREE, STATIC_TREE
+from nde_talf.evaluation.protocol import GREEDY_TREE, HEAD_TREE
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.evaluation.static_trees import PICKED, picked
 from nde_talf.pipelines.commands.generate import GenerateConfig
@@ -218,7 +218,7 @@ def _without_selector(
     if config.drafter == "ngram":
         return NgramTree(config.ngram), VERIFIERS["nss" if config.temperature else "greedy"]
     if not config.temperature:
-        tuned = run.tuned("t0").get(HEAD_TREE if head else STATIC_TREE.format("greedy"))
+        tuned = run.tuned("t0").get(HEAD_TREE if head else GREEDY_TREE)
         return picked(tuned), VERIFIERS["greedy"]
     if not selectors or (head and pair_of(run).has_draft):
         return Delayed(run.head_action(config.temperature)), VERIFIERS["traversal"]

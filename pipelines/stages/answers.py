@@ -126,7 +126,6 @@ class SelfMade:
                     break
                 if looked >= FIRST and len(texts) < LEAST * looked:
                     raise UserError(_unusable(f"{len(texts)} of {looked}", reasons))
-        self.store.finish()
         usable = f"{len(texts)} of {looked} can be used{and_skipped(reasons)}"
         console.print(f"self-made {self.store.kind}: {usable}")
         return texts

@@ -24,7 +24,7 @@ from nde_talf.data.dialogues.settings import KEY
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.data.text.conversation import UNUSED, USER, question_keys, told
+from nde_talf.data.text.conversation import USER, question_keys
 from nde_talf.data.text.corpus import short_hash, split_documents
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.settings import SELF
@@ -167,7 +167,6 @@ def _regenerated(
                 _check_ends(made, own.new_tokens)
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
         engine.close()
-        store.finish()
     rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
     if not given:
@@ -211,7 +210,4 @@ def _show_first(encoder: ChatEncoder, document: Document) -> None:
         part = shortened(encoder.decode([token for token, _ in run]))
         marked, style = (f"⟦{part}⟧", "bold green") if counts else (part, "dim")
         text.append(marked, style)
-    if encoder.unused:
-        lines = told(Counter({(UNUSED, name): number for name, number in encoder.unused.items()}))
-        text.append("\n─\n" + "\n".join(lines))
     framed("first dialogue: what counts stands in ⟦ ⟧", text)

@@ -30,7 +30,8 @@ from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.loops import Speculative
-from nde_talf.evaluation.methods import Bench, Plan, plan_methods, selector_title
+from nde_talf.evaluation.methods import Bench, Plan, plan_methods
+from nde_talf.evaluation.protocol import SELECTOR
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
@@ -335,8 +336,10 @@ def _curves(
 
     names: of the selectors; one that only exported static trees has no curve.
     """
-    learned = {title for plan in plans for title in plan.learned}
-    selectors = {name: "selector" for name in names if selector_title(name) in learned}
+    learned = {
+        key for plan in plans for key, role in plan.roles.items() if role.method in plan.learned
+    }
+    selectors = {name: "selector" for name in names if SELECTOR.format(name) in learned}
     stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
     return {
         name: series

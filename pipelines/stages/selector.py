@@ -1,7 +1,4 @@
-"""Stage selector: train NDE selectors on the traces, evaluate them offline, export them.
-
-They are evaluated under every latency table.
-"""
+"""Stage selector: train NDE selectors on the traces, evaluate them offline, export them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -34,16 +31,16 @@ from nde_talf.selector.training import CrossFit, train_selector
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    files = {name: table_file(name, Path()) for name in config.selector.tables if name != MEASURED}
-    digests = {name: file_digest(file) for name, file in files.items()}
-    return {"selector": asdict(config.selector), "tables": digests}
+    name = config.selector.table
+    digest = None if name == MEASURED else file_digest(table_file(name, Path()))
+    return {"selector": asdict(config.selector), "table": digest}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     """Train, evaluate and export the selectors; return the figures for the manifest."""
     folder, asked = folders["selector"], config.selector
     models = load_drafted(config, folders)
-    tables = latency_tables(config, folders, models)
+    table = latency_table(config, folders, models)
     raw = config.traces.draft_temperature == "raw"
     origin: dict[str, Any] = {
         "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
@@ -60,26 +57,20 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         for name in asked.verifiers:
             export = folder / "export" / name
             training, held_out = (
-                PricedRoots.of(roots, name, [*tables.values()], asked.pricing) for roots in splits
+                PricedRoots.of(roots, name, table, asked.pricing) for roots in splits
             )
             selector, crossed = train_selector(
                 training, held_out, asked, folder / "training" / name, tracker.loggers(name), name
             )
-            selector.table = tables.get(MEASURED, selector.table)
             selector.schema = replace(selector.schema, **origin)
             _tell(name, splits[0].settings, selector, crossed)
-            report[name] = {
-                table: evaluate_offline(selector, training, held_out, i)
-                for i, table in enumerate(tables)
-            }
-            of_all = {table: of["all"] for table, of in report[name].items()}
-            figures = {
-                f"of the best static tree's tokens/s, table {table}": shown(of["selector"], 3)
-                for table, of in of_all.items()
-            }
-            facts = {"roots": size, "latency tables": list(tables)}
+            found = evaluate_offline(selector, training, held_out)
+            report[name] = {asked.table: found}
+            gain = shown(found["all"]["selector"], 3)
+            facts = {"roots": size, "latency table": asked.table}
+            figures = {f"of the best static tree's tokens/s, table {asked.table}": gain}
             selector.save_pretrained(export, facts, figures)
-            tracker.log({name: of_all})
+            tracker.log({name: {asked.table: found["all"]}})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))
@@ -91,11 +82,9 @@ def _table(report: dict[str, dict]) -> Markdown:
     rows = []
     for name, tables in report.items():
         for latency, figures in tables.items():
-            bounds = figures["all"]
-            possible = f"{bounds['split_half'][0]:.2f}–{bounds['same_half'][0]:.2f}"
-            rows.append([name, latency, shown(bounds["selector"], 3), possible])
+            rows.append([name, latency, shown(figures["all"]["selector"], 3)])
     title = "Held-out tokens/s against the selector's own best static trees:\n\n"
-    return Markdown(title + markdown(["selector", "latency", "NDE", "root by root"], rows))
+    return Markdown(title + markdown(["selector", "latency", "NDE"], rows))
 
 
 def _tell(
@@ -128,21 +117,20 @@ def roots_of(traces: Path, verifiers: Sequence[str]) -> tuple[Roots, Roots]:
     return training, replace(validation, settings=training.settings, setting=at[validation.setting])
 
 
-def latency_tables(
+def latency_table(
     config: Config, folders: dict[str, Path], models: tuple[Any, Any]
-) -> dict[str, LatencyTable]:
-    """Load the latency tables by name.
+) -> LatencyTable:
+    """Load the latency table.
 
     Raises UserError for one of another pair, or one measured on a machine under load.
     """
-    tables = {}
-    for name in config.selector.tables:
-        path = table_file(name, folders["latency"])
-        table = tables[name] = LatencyTable.load(path)
-        table.check_models(*models, path)
-        if not config.latency.accepts_noise(name == MEASURED and not config.model.target):
-            table.check_quiet(path)
-    return tables
+    path = table_file(config.selector.table, folders["latency"])
+    table = LatencyTable.load(path)
+    table.check_models(*models, path)
+    own = config.selector.table == MEASURED and not config.model.target
+    if not config.latency.accepts_noise(own):
+        table.check_quiet(path)
+    return table
 
 
 STAGE = Stage(

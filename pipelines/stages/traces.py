@@ -63,8 +63,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 needs = prompts, [work[i] for i in todo], folder
                 ((_, said),) = pool.map(_check_needs, [needs], 1)
                 console.print(f"{engine.name}: {said}")
-                _write(pool, work, missing)
-        store = _finished(stores, len(work), len(prompts))
+                _write(pool, work, missing, stores)
+        store = _finished(stores, len(prompts))
         metrics = {"roots": store.roots, "shards": len(work)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
@@ -83,17 +83,15 @@ def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
     ]
 
 
-def _finished(stores: dict[str, Path], count: int, prompts: int) -> TraceStore:
-    """Finish all stores, and return the store of the traces.
+def _finished(stores: dict[str, Path], prompts: int) -> TraceStore:
+    """Return the store of the traces.
 
-    Raises UserError if some of `count` shards that workers wrote are not seen here, or where no
+    Raises UserError if some of the shards that workers wrote are not seen here, or where no
     text is long enough to hold a root.
     """
-    for kind, where in stores.items():
-        store = TraceStore(where, kind)
-        store.finish()
-    names = [store.name(i, count) for i in range(count)]
-    if lost := [name for name in names if name not in store.shards]:
+    store = TraceStore(stores["traces"])
+    files = [name for name, entry in store.shards.items() if entry["rows"]]
+    if lost := [name for name in files if not (store.folder / name).exists()]:
         raise UserError(
             f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such"
             f" as {lost[0]}. All machines have to share that folder: set paths.checkpoints to a"
@@ -107,15 +105,17 @@ def _finished(stores: dict[str, Path], count: int, prompts: int) -> TraceStore:
     return store
 
 
-def _write(pool: Workers, work: list[Unit], missing: dict[str, list[int]]) -> None:
+def _write(
+    pool: Workers, work: list[Unit], missing: dict[str, list[int]], stores: dict[str, Path]
+) -> None:
     """Let the workers write the missing shards of each kind that traces are made from."""
     todo = missing["traces"]
     for kind, shards in missing.items():
         needed = [i for i in shards if i in todo]
         items = ((kind, work[i], i, len(work)) for i in needed)
-        written = pool.map(Tracer.write, items, len(needed))
-        for _ in track(written, kind, len(todo), "shard", len(todo) - len(needed)):
-            pass
+        written, store = pool.map(Tracer.write, items, len(needed)), TraceStore(stores[kind], kind)
+        for _, shard in track(written, kind, len(todo), "shard", len(todo) - len(needed)):
+            store.enter(*shard)
 
 
 def _missing(store: TraceStore, count: int) -> list[int]:

@@ -2,8 +2,8 @@
 
 The list `sources.tsv.gz` names every file that is trained on or held out. Which side a document is
 on follows from the checksum of its content alone, so no run, seed or version of a package ever
-tests on what it learned. Near-duplicates and generated files were left out when the list was made
-(`benchmarks/freeze_sources.py`).
+tests on what it learned. Near-duplicates and generated files were left out when the list was made,
+by `benchmarks/freeze_sources.py` of commit 02cf3498.
 """
 
 import ast

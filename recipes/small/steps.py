@@ -159,7 +159,7 @@ def _begin_with(config: SmallConfig, text: Rows, module: RecipeModel) -> None:
         return
     if load_tokenizer(where, "weights").get_vocab() != text.tokenizer.get_vocab():
         raise UserError(
-            f"weights={where}: it knows other tokens than the text in {config.folder}, whose"
+            f"weights={where}: it has other tokens than the text in {config.folder}, whose"
             " tokenizer was trained on what is installed. Install all of the frozen list (without"
             " partial=true), and give another folder as state."
         )

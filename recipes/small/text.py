@@ -58,7 +58,7 @@ def prepared(folder: Path, texts: Iterable[Document]) -> Text:
 
 
 def bytes_a_token(tokenizer: PreTrainedTokenizerBase, rows: Tensor) -> float:
-    """Return the mean number of bytes that a token of these rows stands for."""
+    """Return the mean number of bytes of a token of these rows."""
     texts = tokenizer.batch_decode(rows.tolist(), skip_special_tokens=True)
     return sum(len(text.encode()) for text in texts) / rows.numel()
 

@@ -129,7 +129,7 @@ class Leg(pl.Callback):
         """Wait while paused; the state is written first."""
         if self.pause.exists():
             save(trainer, self.state / CHECKPOINT)
-            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to go on")
+            console.print(f"paused at step {trainer.global_step}: delete {self.pause} to continue")
             while self.pause.exists() and time.time() < self.ends:
                 time.sleep(1)
         self.since = time.perf_counter()
@@ -174,11 +174,3 @@ class Leg(pl.Callback):
 def reached(checkpoint: Path) -> int:
     """Return the step of a checkpoint."""
     return int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])
-
-
-def weights(checkpoint: Path, config: RecipeConfig, vocab_size: int) -> LlamaForCausalLM:
-    """Return the model of a checkpoint of `RecipeModel`, ready to run."""
-    module = RecipeModel(config, vocab_size)
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-    module.load_state_dict(state)
-    return module.model.eval()

@@ -6,7 +6,7 @@ import pytest
 
 from nde_talf import SamplingSetting
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, UnsuitedError, in_order
+from nde_talf.data.dialogues.read import ASSISTANT, Dialogue, in_order
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.engines.transformers import TransformersEngine
 from tests.data.chat_templates import family_tokenizer
@@ -45,17 +45,3 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
             assert len(prompt) + NEW_TOKENS <= LONGEST
             answers, cut = answers + 1, cut + unfinished
     assert answers > len(dialogues) > cut > 0  # several turns, and unfinished answers
-
-
-def test_a_dialogue_that_the_template_refuses_gets_no_answer():
-    class Picky(ChatEncoder):
-        def prompt(self, messages):
-            if "Who is 1?" in messages[0]["content"]:
-                raise UnsuitedError("that the template refuses")
-            return super().prompt(messages)
-
-    tokenizer = family_tokenizer("llama3", ["Who? And why? Since when?"])
-    engine = TransformersEngine(tiny_target(vocabulary=len(tokenizer), seed=1))
-    asked = [Dialogue(str(i), in_order(QUESTIONS[i])) for i in range(3)]
-    answered = regenerate(engine, Picky(tokenizer), asked, GREEDY, NEW_TOKENS, LONGEST, 0)
-    assert {one.name for one in answered} <= {"0", "2"} and answered

@@ -85,55 +85,22 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
     return "{% for turn in messages %}" + asked + answer + "{% endif %}{% endfor %}"
 
 
-@pytest.mark.parametrize(
-    "template,reason",
-    [
-        (
-            showing("{{ turn.content.split('is')[-1] }}<|im_end|>\n"),
-            "whose answers the template does not show as they are",
-        ),
-        (
-            showing("{{ turn.content }}<|im_end|>", "{{ turn.content }} f"),
-            "in which a token reaches over the beginning of an answer",
-        ),
-    ],
-)
-def test_a_template_that_rewrites_answers_or_glues_them_on_is_refused(template, reason):
-    tokenizer = family_tokenizer("qwen2", ["a few words"])
-    encoder, said = ChatEncoder(tokenizer, template), dialogue([["So is", "ew is words"]])
-    assert encode_dialogues(encoder, [said]) == ([], {reason: 1})
-
-
-def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
-    tokenizer = family_tokenizer("qwen2", ["a few words"])
-    with refusal("no special token"):
-        ChatEncoder(tokenizer, showing("{{ turn.content }}\n\n")).documents(dialogue())
-    with refusal("so that none could be used"):
-        ChatEncoder(tokenizer, showing("{{ turn.content | upper }}<|im_end|>\n"))
-    ChatEncoder(
-        tokenizer, None, {"key": 1, "chat_template": showing("{{ turn.content }}<|im_end|>")}
-    )
-    tokenizer.chat_template = None
-    with refusal(r"dialogues\.chat_template"):
-        ChatEncoder(tokenizer)
-
-
 THINKING = "{{ '<think>' ~ turn.reasoning_content ~ '</think>' if turn.reasoning_content }}"
 CALLING = "{% for call in turn.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}"
 CALL = {"type": "function", "function": {"name": "clock"}}
 
 
 @pytest.mark.parametrize(
-    "answer,turn,taught,unused",
+    "answer,turn,taught",
     [
-        (THINKING, {"reasoning_content": "Two."}, "<think>Two.</think>4<|im_end|>", {}),
-        ("", {"reasoning_content": "Two."}, "4<|im_end|>", {"reasoning_content"}),
-        ("", {"tool_calls": [CALL]}, "4", {"tool_calls"}),
-        ("CALL", {"tool_calls": [CALL]}, '4<call>{"name": "clock"}<|im_end|>', {}),
-        ("CALL", {"tool_calls": [CALL], "content": ""}, '<call>{"name": "clock"}<|im_end|>', {}),
+        (THINKING, {"reasoning_content": "Two."}, "<think>Two.</think>4<|im_end|>"),
+        ("", {"reasoning_content": "Two."}, "4<|im_end|>"),
+        ("", {"tool_calls": [CALL]}, "4"),
+        ("CALL", {"tool_calls": [CALL]}, '4<call>{"name": "clock"}<|im_end|>'),
+        ("CALL", {"tool_calls": [CALL], "content": ""}, '<call>{"name": "clock"}<|im_end|>'),
     ],
 )
-def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, turn, taught, unused):
+def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, turn, taught):
     tokenizer = family_tokenizer("qwen2", ["a few words", '<think>Two.</think><call>{"name":'])
     before, after = (answer, "") if answer != "CALL" else ("", CALLING)
     encoder = ChatEncoder(
@@ -143,7 +110,6 @@ def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, tur
     row = in_order([asked, {"role": "assistant", "content": "4", **turn}])
     (document,) = encoder.documents(Dialogue("one", row, tools=[{"name": "clock"}]))
     assert counted(encoder, document)[0][1] == taught
-    assert {*encoder.unused} == {*unused, "tools"}
 
 
 def test_a_template_is_tried_before_it_is_trusted(tmp_path):
@@ -155,15 +121,13 @@ def test_a_template_is_tried_before_it_is_trusted(tmp_path):
     odd = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     said = [{"role": who, "content": f"by {who}"} for who in ("system", "user", "assistant")]
     whole = "".join(f"{m['role']} {m['content']}<|im_end|>" for m in said)
-    for template, shown, left_out in (
-        (says, whole, []),
-        (parts, whole, []),
-        (odd + says, whole.partition("<|im_end|>")[2], ["system turns"]),
-        (says.replace("m.role", "m.role if m.role != 'system'"), None, []),
-        ("{% if m.role != 'system' %}" + says + "{% endif %}", None, ["system turns"]),
+    for template, shown in (
+        (says, whole),
+        (parts, whole),
+        (odd + says, whole.partition("<|im_end|>")[2]),
     ):
         chat = ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
-        assert shown in (None, chat.render(said)) and chat.left_out(said) == left_out
+        assert chat.render(said) == shown
     for template in (
         "{{ m.role }}",
         "{{ m.content[:5] }}",

@@ -1,9 +1,8 @@
-"""Conversations of rows: what is asked, by whom and with which tools, and what is not used."""
+"""Conversations of rows: what is asked, by whom and with which tools."""
 
 import pytest
 
 from nde_talf.data.text.conversation import (
-    UnsuitedError,
     in_order,
     question,
     question_keys,
@@ -25,35 +24,19 @@ ONE = chat("system: Be kind.", "user: One?", "assistant: 1", "user: Two?")
 
 
 @pytest.mark.parametrize(
-    "row,shown,unused",
+    "row,shown",
     [
-        ({"messages": [*ONE, *chat("assistant: ")]}, ONE, ()),
-        ({"messages": ONE[1:2], "system": "Be kind."}, ONE[:2], ()),
-        ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2], ("column system_prompt",)),
-        ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:], ("later questions",)),
-        ({"messages": ["One?", "Two?"]}, ONE[1:2], ("later questions",)),
-        ({"messages": [*ONE[1:3], *chat("tool: x", "assistant: 2")]}, ONE[1:2], ()),
-        ({"messages": chat("developer: Be kind.", "human: One?")}, ONE[:2], ()),
+        ({"messages": [*ONE, *chat("assistant: ")]}, ONE),
+        ({"messages": ONE[1:2], "system": "Be kind."}, ONE[:2]),
+        ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2]),
+        ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:]),
+        ({"messages": ["One?", "Two?"]}, ONE[1:2]),
+        ({"messages": [*ONE[1:3], *chat("tool: x", "assistant: 2")]}, ONE[1:2]),
+        ({"messages": chat("developer: Be kind.", "human: One?")}, ONE[:2]),
     ],
 )
-def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown, unused):
-    made = asked(row)
-    assert (made.messages, made.unused) == (shown, unused)
-
-
-@pytest.mark.parametrize(
-    "turns,reason",
-    [
-        (ONE[:1], "without a user's turn"),
-        (ONE[2:], "roles out of order"),
-        (chat("user: One?", "system: x", "user: Two?"), "roles out of order"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "no text"),
-        (["  "], "blank"),
-    ],
-)
-def test_a_row_that_asks_nothing_says_why(turns, reason):
-    with pytest.raises(UnsuitedError, match=reason):
-        asked({"messages": turns})
+def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown):
+    assert asked(row).messages == shown
 
 
 def test_tools_may_be_texts_of_json_and_arguments_are_objects():

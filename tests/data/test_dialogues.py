@@ -4,11 +4,8 @@ told.
 
 import json
 
-import pytest
-
-from nde_talf.data.dialogues.read import UnsuitedError, in_order, read_dialogues
+from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.dialogues.settings import DialogueConfig
-from nde_talf.data.text.row_template import RowTemplate
 from tests.refusal import refusal
 
 SHAREGPT = [
@@ -27,27 +24,6 @@ def read(folder, rows, **config):
     source = folder / "rows.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return read_dialogues(DialogueConfig(source=str(source), **config), seed=0)
-
-
-@pytest.mark.parametrize(
-    "turns,reason",
-    [
-        ([{"from": ["gpt"], "value": "42"}], "unknown role"),
-        ([{"from": "human", "value": "  "}], "no text"),
-        ([{"role": "user", "content": ["Hi.", {"type": "text", "text": None}]}], "no text"),
-        (None, "without turns"),
-    ],
-)
-def test_turns_that_make_no_dialogue_are_refused(turns, reason):
-    with pytest.raises(UnsuitedError, match=reason):
-        in_order(turns)
-
-
-def test_parts_of_text_are_joined():
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]
-    turns = [{"role": "user", "content": parts}]
-    assert in_order(turns)[0]["content"] == "Hello."
-    assert RowTemplate("{chat}", "", "").render({"chat": turns}) == "Hello."
 
 
 def test_rows_out_of_order_are_skipped_and_counted(tmp_path):

@@ -10,16 +10,10 @@ from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.templates import text_ends
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.models.end_tokens import end_tokens
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
 PAIR = Path(__file__).parents[1] / "fixtures/pair"
 SHOWN = "{% for m in messages %}<s>{{ m.role }} {{ m.content }}"
-
-
-def test_ids_of_a_generation_config():
-    for eos, ids in ((None, ()), (3, (3,)), ([0, 5], (0, 5)), ([7, 8, -100, None], (7,)), ([], ())):
-        assert end_tokens(eos, 8) == {*ids}
 
 
 @pytest.mark.parametrize(

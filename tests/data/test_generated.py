@@ -2,11 +2,7 @@
 corpus.
 """
 
-import pytest
-
-from nde_talf.data.text.corpus import load_documents, split_documents
 from nde_talf.data.text.generated import GENERATED
-from nde_talf.data.text.settings import BUILT_IN
 
 ARITHMETIC = (
     "Problem 66: at the beginning Anna has 10 cherries and Felix has 17 cherries.\nThen Anna gives"
@@ -21,11 +17,3 @@ TABLES = (
 def test_the_text_does_not_change_from_one_version_of_python_to_the_next():
     assert GENERATED["arithmetic"]("arithmetic-0").startswith(ARITHMETIC)
     assert GENERATED["tables"]("tables-0").startswith(TABLES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", BUILT_IN)
-def test_every_machine_has_the_built_in_sources(source):
-    train, held_out = split_documents(load_documents(source), 0.2, seed=0)
-    assert not set(train["name"]) & set(held_out["name"]) and len(train) > len(held_out) > 10
-    assert sum(map(len, train["text"])) > 300_000

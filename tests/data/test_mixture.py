@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from nde_talf.data.text.corpus import load_mixture
-from nde_talf.data.text.settings import Corpus, DataConfig
-from tests.refusal import refusal
+from nde_talf.data.text.settings import Corpus
 
 
 def mixture(folder, template="Q: {question} A: {answer}"):
@@ -27,13 +26,3 @@ def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_
     known = [k for k, learns in zip(kinds, documents["for_draft"], strict=True) if learns]
     assert known.count("plain") == 100 and 25 < known.count("mathematics") < 75
     assert "Q: 7 + 7? A: 14" in documents["text"][:]
-
-
-def test_a_bad_corpus_and_a_mixture_without_a_draft_are_refused(tmp_path):
-    for template, words in (("{text}", "'text'"), ("{question", "format string")):
-        with refusal(rf"data.mix.mathematics.*{words}"):
-            load_mixture(mixture(tmp_path, template))
-    with refusal("hold no text"):
-        load_mixture({})
-    with refusal(r"draft_fraction is 0 for every corpus \(a\).*Raise"):
-        DataConfig(mix={"a": Corpus(draft_fraction=0.0)})

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nde_talf.data.dialogues.token_rows import PADDING, Document, pack_documents
-from tests.refusal import refusal
 
 
 def document(length, mark, counting=1):
@@ -30,11 +29,3 @@ def test_documents_that_fit_are_whole_and_in_few_rows(lengths):
     assert sorted(placed) == [(i + 1, length) for i, length in enumerate(lengths)]
     # best-fit decreasing: at most 11/9 of the least, and one
     assert len(rows) <= -(-11 * sum(lengths) // (9 * 12)) + 1
-
-
-def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():
-    rows = pack_documents([document(15, 1, 10), document(15, 2, 3), document(4, 3, 0)], 8, pad=9)
-    assert rows.tokens.tolist() == [[1] * 8]
-    assert rows.loss.tolist() == [[False] * 5 + [True] * 3]
-    with refusal("None of 1 documents"):
-        pack_documents([document(15, 2, 3)], 8)

@@ -6,12 +6,11 @@ import pytest
 
 from nde_talf import SamplingSetting
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.self_made import Opening, Screen, first_token, user_turn
+from nde_talf.data.dialogues.self_made import Opening, first_token, user_turn
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.pipelines.stages.answers import SelfMade
 from tests.data.chat_templates import END_OF_TURN, family_tokenizer
-from tests.refusal import refusal
 
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
@@ -106,22 +105,3 @@ def test_what_cannot_be_used_is_counted_and_nothing_is_written_twice(tmp_path, c
         assert reason in printed
     again, idle = made(tmp_path, tokenizer, texts)
     assert again.texts(2, held_out) == USABLE[:2] and not idle.asked
-
-
-def test_a_model_that_never_ends_a_turn_is_told_after_fifty_samples(tmp_path):
-    own, engine = made(tmp_path, family_tokenizer("qwen2", TEXTS), ["word " * 200] * 99)
-    with refusal(r"0 of 50 texts .* can be used; skipped 50 that did not end"):
-        own.texts(3)
-    assert engine.asked == 17
-    own, _ = made(tmp_path / "large", family_tokenizer("qwen2", TEXTS), ["word " * 200] * 99, 99)
-    with refusal("0 of 50 texts"):
-        own.texts(3)
-    assert [shard["rows"] for shard in own.store.shards.values()] == [50]
-
-
-def test_questions_with_a_common_beginning_are_not_alike():
-    screen = Screen(train_tokenizer(TEXTS, 300), whole=True)
-    begun = "Can you provide a list of the five "
-    for end in ("biggest challenges that founders face?", "best novels of the last century?"):
-        assert screen.fault(begun + end, True) is None
-    assert screen.fault(begun + "biggest challenges that founders face today?", True)

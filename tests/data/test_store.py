@@ -1,16 +1,10 @@
-"""The trace store: what is written is read, by us and by `datasets`; damage is named; several
-processes write at once.
-"""
-
-import subprocess
-import sys
+"""The trace store: what is written is read, by us and by `datasets`; damage is named."""
 
 import datasets
 import numpy as np
-import pytest
 import torch
 
-from nde_talf.data.traces.store import INDEX, TraceStore
+from nde_talf.data.traces.store import TraceStore
 from tests.refusal import refusal
 
 
@@ -45,46 +39,8 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
     assert table.to_dict()["specinfer"] == [*first.tolist(), *second.tolist(), *third.tolist()]
 
 
-def test_a_shard_without_rows_is_only_an_entry(tmp_path):
-    with refusal("no traces"):
-        written(tmp_path, {}).read("train")
-    store = written(tmp_path, {}, columns(3))
-    again = TraceStore(tmp_path)
-    assert again.holds(store.name(0, 2)) and not again.faults()
-    assert len(again.read("train")["context"]) == 3
-    again.finish()
-    assert TraceStore(tmp_path).shards == again.shards
-    assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
-
-
-WRITE = """
-import sys
-from nde_talf.data.traces.store import TraceStore
-from tests.data.test_store import columns
-store = TraceStore(sys.argv[1])
-for shard in range(int(sys.argv[2]), 40, 2):
-    store.write(store.name(shard, 40), columns(3, "train" if shard % 3 else "validation"))
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_store_at_once(tmp_path):
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)])
-        for first in (0, 1)
-    ]
-    assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
-    store = TraceStore(tmp_path)
-    assert sorted(store.shards) == [store.name(i, 40) for i in range(40)] and not store.faults()
-    store.finish()
-    assert [path.name for path in tmp_path.glob("*.json")] == [INDEX]
-    finished = TraceStore(tmp_path)
-    assert finished.shards == store.shards and finished.roots == 120
-
-
 def test_damage_is_named_where_it_is_read_and_nowhere_else(tmp_path):
     store = written(tmp_path, columns(4), columns(4), columns(4, "validation"))
-    store.finish()
     second, third = (tmp_path / store.name(i, 3) for i in (1, 2))
     third.unlink()
     assert TraceStore(tmp_path).read("train")["h_q_root"].shape == (8, 3)

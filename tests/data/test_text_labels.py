@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from nde_talf.data.traces.text_labels import TextRows, text_labels, text_rows
+from nde_talf.data.traces.text_labels import text_labels, text_rows
 from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.rules.labels.traversal import path_weights
 from nde_talf.decoding.super_tree import super_tree_layout
@@ -58,29 +58,6 @@ def test_over_all_texts_traversals_are_exact_on_a_path():
     mean = rows[0].prod(1) @ each[:, TREE_INDEX[Action(1, 0, 4)]]
     weights = path_weights(*rows)[:, 1:].sum(1)
     assert float(mean) == pytest.approx(1 + float(rows[1].prod(1) @ weights), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    "given,ratio,specinfer,block",
-    [
-        # Products 0.5 and 2: both 0.5 by their running minimum; token by token 0.5 and 0.5 * 1.
-        ((0.5, 1.0), (0.5, 4.0), 1 + 0.6 + 0.5 * 0.6, 1 + 0.5 + 0.5),
-        ((1.0, 0.5), (4.0, 0.5), 1 + 0.6 + 0.6, 1 + 1 + 1),
-    ],
-)
-def test_on_a_path_traversal_is_block_verification(given, ratio, specinfer, block):
-    """Two tokens, worked out: kept with min(1, R1) and min(1, R1, R2), R the products of q / p."""
-    kept = torch.tensor([*given, 0.0]).double()
-    rows = TextRows(
-        torch.full((3, 4), 0.6).double(),
-        kept[:, None].repeat(1, 4),
-        torch.full((3,), 0.3).double(),
-        torch.tensor([*ratio, 0.0]).double(),
-    )
-    made = text_labels(rows, torch.tensor([0]))
-    assert float(made["specinfer"][0, PATH]) == pytest.approx(specinfer)
-    alone = 1 + given[0] + given[0] * given[1]
-    assert float(made["traversal"][0, PATH]) == pytest.approx(specinfer + block - alone)
 
 
 def test_nothing_is_accepted_after_the_end_of_a_text():

@@ -54,15 +54,6 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
         assert float(together[f"entropy_{which}_previous"][0]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_rules_of_one_path_have_the_labels_of_that_path(pair):
-    traced = trace(pair, ["t0.6"], verifiers=["bv", "traversal", "naive"])
-    alone = trace(pair, ["t0.6"], verifiers=["naivetree"])
-    path = TREE_INDEX[Action(1, 0, 4)]
-    for name, rule in (("bv", traced["traversal"]), ("naive", alone["naivetree"])):
-        for tree in (Action(1, 0, 4), Action(3, 1, 3), Action(4, 4, 0)):
-            assert torch.equal(traced[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
-
-
 def test_nothing_is_accepted_below_a_drafted_end():
     pair = tiny_pair(200, noise=0.0)  # every draft is accepted
     paths = [TREE_INDEX[Action(1, 0, depth)] for depth in range(1, 9)]
@@ -78,3 +69,12 @@ def test_nothing_is_accepted_below_a_drafted_end():
 
 def test_texts_that_end_at_once_give_no_rows(pair):
     assert trace(pair, ["t1.0"], [ENDED]) == {}
+
+
+def test_rules_of_one_path_have_the_labels_of_that_path(pair):
+    traced = trace(pair, ["t0.6"], verifiers=["bv", "traversal", "naive"])
+    alone = trace(pair, ["t0.6"], verifiers=["naivetree"])
+    path = TREE_INDEX[Action(1, 0, 4)]
+    for name, rule in (("bv", traced["traversal"]), ("naive", alone["naivetree"])):
+        for tree in (Action(1, 0, 4), Action(3, 1, 3), Action(4, 4, 0)):
+            assert torch.equal(traced[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
+from nde_talf.evaluation.benchmark import read_records, run_benchmark
 from nde_talf.evaluation.protocol import BASELINE
 from tests.evaluation.example import PROMPTS, SETTING, methods
 
@@ -37,11 +37,3 @@ def test_a_cut_benchmark_goes_on_with_whole_blocks(tmp_path):
     assert again == {(1, 2, 2), (1, 2, 3), (1, 2, 4)}
     decoded = [(r.prompt, r.method) for r in read_records(path)]
     assert len(decoded) == len(set(decoded)) == 20
-
-
-def test_a_line_of_json_holds_a_record():
-    record = Record("T=1", "a", "p0", "code", 3, 2, 4, 1.0, pass_=2)
-    assert Record.of_line(record.line()) == record and record.block == ("p0", 2)
-    assert json.loads(record.line())["pass"] == 2
-    with pytest.raises(ValueError, match="seconds"):
-        Record.of_line(record.line().replace('"seconds": 1.0', '"seconds": "fast"'))

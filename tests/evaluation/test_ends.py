@@ -1,7 +1,5 @@
 """Every method stops where a text ends, and what a pass gives after that counts nowhere."""
 
-from dataclasses import fields
-
 import pytest
 import torch
 
@@ -19,8 +17,6 @@ from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.evaluation.benchmark import Task, read_records, run_benchmark
 from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE
-from nde_talf.evaluation.report import write_report
-from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.tuning import Candidate, Method, Tuner
 from tests.decoding.pairs import tiny_pair
 
@@ -28,7 +24,6 @@ GREEDY, PROMPT, LIMIT = SamplingSetting(0.0), [1, 2, 3], 24
 AT = 13
 """A place of the greedy text whose token does not come before, inside of every tree."""
 ASSISTED = "assisted"
-MADE = ("run", "tables", "verdicts", "kinds", "histograms", "chosen", "ended", "sample")
 
 
 @pytest.fixture
@@ -75,16 +70,6 @@ def test_every_method_stops_and_counts_up_to_the_end(pair):
             assert [token for block in blocks for token in block.tokens] == text[: AT + 1]
 
 
-def test_a_text_that_does_not_end_has_the_tokens_that_were_asked_for(pair):
-    target, _ = pair
-    for record in (method(Task(PROMPT)) for method in methods(pair).values()):
-        assert not record.ended and (record.tokens >= LIMIT - 1 or record.method == ASSISTED)
-    target.chat_ends = frozenset({greedy(target)[AT]})
-    for limit in (AT, AT + 1):
-        for method in methods(pair, limit).values():
-            assert method(Task(PROMPT)).ended == (limit > AT)
-
-
 def test_a_prompt_that_is_answered_with_an_end_has_no_decoded_tokens(pair, tmp_path):
     target, _ = pair
     target.chat_ends = frozenset({greedy(target)[0]})
@@ -98,10 +83,3 @@ def test_a_prompt_that_is_answered_with_an_end_has_no_decoded_tokens(pair, tmp_p
     grid = [Candidate(name, lambda title, n: made[title], {"name": name}) for name in made]
     method = Method("all", "all", grid)
     assert Tuner(tmp_path / "tuned.json", LIMIT, [PROMPT])(method) in grid
-    parts = {field.name: {} for field in fields(ReportData) if field.name not in MADE}
-    data = ReportData.of("ends", records, "here", **parts)
-    assert "of 2 texts of plain decoding ended" in data.ended[str(GREEDY)]
-    assert all(row.speedup[0] > 0 for row in data.tables[str(GREEDY)])
-    write_report(ReportData.of("ends", nothing, "here", **parts), tmp_path)
-    said = (tmp_path / "results.md").read_text()
-    assert "1 of 1 texts" in said and "texts end with their first token" in said

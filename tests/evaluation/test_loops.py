@@ -2,7 +2,7 @@
 
 import pytest
 
-from nde_talf import CausalModel, SamplingSetting
+from nde_talf import SamplingSetting
 from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.loops import PLAIN, Lookup, Schedule, scheduled, transformers_loop
 from tests.decoding.pairs import tiny_pair
@@ -50,12 +50,3 @@ def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_
     assert 49 > measured[0].steps > measured[1].steps and max(
         map(int, measured[1].accepted)
     ) > 1 >= max(map(int, measured[0].accepted))
-
-
-def test_advice_of_a_generation_config_is_ignored():
-    target, _ = tiny_pair(40)
-    advice = target.module.generation_config
-    advice.repetition_penalty, advice.min_p, advice.eos_token_id = 3.0, 0.5, 7
-    CausalModel(target.module)
-    kept = target.module.generation_config
-    assert kept.eos_token_id == 7 and kept.repetition_penalty in (None, 1.0) and kept.min_p is None

@@ -11,7 +11,6 @@ from nde_talf import (
     Beam,
     Delayed,
     DySpec,
-    EagleDrafter,
     LMDrafter,
     Rng,
     SamplingSetting,
@@ -19,26 +18,20 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.actions import tree_index
-from nde_talf.decoding.common.files import write_json
-from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Task
-from nde_talf.evaluation.loops import PLAIN, assisted_title
 from nde_talf.evaluation.methods import (
     GROUPS,
-    NGRAM,
     Bench,
     Plan,
     parametrised,
     plan_methods,
     selector_title,
 )
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, HEAD_TREE, STATIC_TREE
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, configuration, read_tuned
-from nde_talf.pipelines.runs.finished import Run
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
 from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
 
 RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
@@ -113,7 +106,7 @@ def test_a_plan_decodes_each_method_once(bench):
         "Traversal, by entropy": "Traversal (2, 0, 3)",
         "Traversal, by domain": "Traversal (2, 0, 3)",
     }
-    assert plan.roles["Traversal, best static"] == "Traversal (2, 0, 3)"
+    assert plan.roles[STATIC_TREE.format("traversal")].method == "Traversal (2, 0, 3)"
     first, second = (plan.methods[name] for name in (BASELINE, CONTROL))
     assert first.decoder is not second.decoder  # the control does the same work in one of its own
     assert len({str(text) for text in texts(plan, [BASELINE, CONTROL])}) == 1
@@ -166,7 +159,7 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     assert tune(fewer).options == {"seconds": 2}  # another grid than the file knows
     plan = Plan()
     plan.add(fewer, tune)
-    assert plan.roles == {"role": "takes 2 s"} and plan.learned == {"takes 2 s"}
+    assert plan.roles == {"key": ("role", "takes 2 s")} and plan.learned == {"takes 2 s"}
 
 
 @pytest.mark.slow
@@ -201,46 +194,6 @@ def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
             assert len(text) == len(plain) and (setting != GREEDY or text == plain)
 
 
-@pytest.mark.slow
-def test_n_grams_and_transformers_loops_are_methods_like_others(bench):
-    greedy = at(bench, GREEDY, head=EagleDrafter(random_head(bench.target)))
-    plan = plan_methods(greedy, {"assisted", "transformers", "head", "ngram"})
-    names = list(plan.methods)
-    assert names[3] == PLAIN and assisted_title(None) in (names[2], names[5])
-    assert plan.roles["Traversal, TALF head, best static"] in plan.learned
-    assert all(method(Task(PROMPT)).tokens >= 11 for method in plan.methods.values())
-    ours = [name for name in names if not name.startswith("transformers")]
-    assert len({str(text) for text in texts(plan, ours)}) == 1
-
-
-@pytest.mark.slow
-def test_a_target_alone_is_decoded_by_n_grams_and_by_transformers(bench):
-    alone = Bench(target=bench.target, draft=None, setting=GREEDY, tune=bench.tune)
-    plan = plan_methods(alone, {"ngram", "transformers"})
-    assert [name.split(" (")[0] for name in plan.methods] == [
-        "autoregressive",
-        "autoregressive",
-        PLAIN,
-        "transformers prompt lookup",
-        NGRAM,
-    ]
-
-
-def test_static_trees_of_a_head_in_a_draft_models_place_are_timed_and_named_after_it(bench):
-    headed = replace(bench, draft=HeadDraft(random_head(bench.target)))
-    plan = plan_methods(headed, {"selector", "head"})
-    (name,) = [*plan.methods][2:]
-    titles = [each.title for each in headed.best_static("traversal").grid]
-    assert name in titles and name in plan.learned and len(titles) == 3
-    assert all(title.startswith("Traversal, TALF head (") for title in titles)
-    greedy = at(headed, GREEDY)
-    method = greedy.best_static("traversal")
-    chosen = greedy.tune(method)
-    assert method.key == HEAD_TREE and read_tuned(greedy.tune.file)[HEAD_TREE] == chosen.options
-    policies = {tree.title: tree.policy for tree in PICKED}
-    assert picked(chosen.options) is policies[chosen.title.removesuffix(", TALF head")]
-
-
 def test_static_trees_are_ranked_by_labels(bench):
     """Labels: (2, 0, 3) commits 9 tokens, every other tree 1, so that among the others those of one
     draft pass cost least.
@@ -250,12 +203,3 @@ def test_static_trees_are_ranked_by_labels(bench):
     assert len(set(ranked)) == 3 and all(tree.depth == 1 for tree in ranked[1:])
     assert bench.labels.ranked("traversal", 1, "code") == ranked[:1]
     assert bench.labels.ranked("traversal", 1, "tables") == []  # no roots
-
-
-def test_the_heads_fastest_tree_is_found_by_its_key(tmp_path):
-    for folder in ("pair", "report"):
-        (tmp_path / "mine" / folder).mkdir(parents=True)
-    write_json(tmp_path / "mine/pair/pair.json", {})
-    tuned = {STATIC_TREE.format("traversal"): {"tree": [1, 0, 2]}, HEAD_TREE: {"tree": [4, 2, 3]}}
-    write_json(tmp_path / "mine/report/tuned-t0.6.json", tuned)
-    assert Run("mine", str(tmp_path)).head_action(0.7) == Action(4, 2, 3)

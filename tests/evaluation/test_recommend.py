@@ -68,9 +68,9 @@ def test_a_batch_is_priced_by_its_own_passes():
         [1.8, 1.8]
     )
     assert two.verify["naivetree"] == pytest.approx([0.2] * 3) and table.batched(1) is table
-    with refusal("5 sequences: this latency table knows 1 to 4"):
+    with refusal("5 sequences: this latency table prices 1 to 4"):
         table.batched(5)
-    with refusal("knows 1 to 1"):
+    with refusal("prices 1 to 1"):
         labelled.TABLE.batched(2)
 
 
@@ -144,9 +144,9 @@ from pathlib import Path
 
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
+from benchmarks.lossless import tiny_pair
 from nde_talf.data.engines.vllm import open_llm, sampling_params
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
-from nde_talf.evaluation.lossless import tiny_pair
 
 if __name__ == "__main__":
     config = json.load(open(sys.argv[1]))

@@ -14,7 +14,7 @@ from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import write_manifest
 from nde_talf.pipelines.runs.run_models import load_drafted
 from nde_talf.pipelines.stages import evaluate, latency
-from nde_talf.pipelines.stages.selector import latency_tables
+from nde_talf.pipelines.stages.selector import latency_table
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import TABLE as QUIET
@@ -69,24 +69,22 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     refusing = of_this_test()
     refusing.latency.accept_noise = False
     with refusal("under load"):
-        latency_tables(refusing, folders, load_drafted(refusing, folders))
+        latency_table(refusing, folders, load_drafted(refusing, folders))
     models = load_drafted(config, folders)
     for accepting in (config, of_this_test()):
-        assert latency_tables(accepting, folders, models) == {"measured": table}
+        assert latency_table(accepting, folders, models) == table
     refusing.latency.accept_noise = None
     assert refusing.latency.accepts_noise(True) and not refusing.latency.accepts_noise(False)
 
 
 def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
     config = of_this_test()
-    config.selector.tables = [str(tmp_path / "own.json")]
+    config.selector.table = str(tmp_path / "own.json")
     QUIET.save(tmp_path / "own.json")
-    assert latency_tables(config, folders, load_drafted(config, folders)) == {
-        config.selector.tables[0]: QUIET
-    }
+    assert latency_table(config, folders, load_drafted(config, folders)) == QUIET
     replace(QUIET, models={"draft": [8, 3, 29]}).save(tmp_path / "own.json")
     with refusal(r"own\.json.*its draft has .*\(8, 3, 29\).*another pair"):
-        latency_tables(config, folders, load_drafted(config, folders))
+        latency_table(config, folders, load_drafted(config, folders))
 
 
 def test_a_path_pays_where_tokens_are_accepted_and_drafts_are_cheap():

@@ -103,18 +103,19 @@ def test_who_answers_is_told_of_a_target_that_is_given_and_of_none(target, who, 
 
 
 @pytest.mark.parametrize("row,template", TABLES["columns"])
-def test_columns_are_recognised(row, template):
-    assert question_template([row] * 3, "file", "key") == template
+def test_columns_are_recognised(row, template, tmp_path):
+    rows = load_table(write(tmp_path, "p.jsonl", [row]))
+    assert question_template(rows, "file", "key") == template
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows,words", TABLES["refused"])
 def test_a_file_that_will_not_do_is_refused_with_all_else(rows, words, tmp_path):
     source = write(tmp_path, "p.jsonl", rows)
-    config, faults = fitted(f"data='{source}'", "engine.workers=2", "selector.tables=[nowhere]")
+    config, faults = fitted(f"data='{source}'", "engine.workers=2", "selector.table=nowhere")
     with refusal() as told:
         check_config(config, faults)
-    assert words in str(told.value) and "selector.tables" in str(told.value)
+    assert words in str(told.value) and "selector.table" in str(told.value)
 
 
 @pytest.mark.slow
@@ -142,10 +143,10 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     assert "text and prompts: Python code, Python's manual, made-up sums, made-up" in printed
     assert "draft.layer" not in printed
     chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
-    faulty = [*asked, "selector.tables=[nowhere]", "traces.settings=[t0.2]", f"dialogues={chats}"]
+    faulty = [*asked, "selector.table=nowhere", "traces.settings=[t0.2]", f"dialogues={chats}"]
     with refusal() as told:
         run(composed(Config, "model=tiny3", *in_full(faulty)))
-    for part in ("selector.tables", "evaluation.settings", "'dialogues=[plain,file]'"):
+    for part in ("selector.table", "evaluation.settings", "'dialogues=[plain,file]'"):
         assert part in str(told.value)
 
 

@@ -223,7 +223,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         "data.sets.file.kind=chat",
         "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
-        "selector={verifiers: [gbv], tables: [measured, a100_70b_8b]}",
+        "selector={verifiers: [gbv]}",
         "evaluation.methods=[rules,selector,head,policies]",
         "evaluation.settings=[t1.0,t0]",
         "evaluation.policies={beam: {k: 2, depth: 2, nodes: 4}, dyspec: {nodes: 4}}",

@@ -6,7 +6,6 @@ import torch
 from recipes.small import sources
 from recipes.small.sources import Document, Package, documents, of_file
 from recipes.small.text import LENGTH, prepared
-from tests.refusal import refusal
 
 
 @pytest.fixture
@@ -20,16 +19,6 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(Package, "root", lambda p: tmp_path if p.name == "mine" else None)
     monkeypatch.setattr(sources, "MADE", 20)
     return Package("mine", "1.0", "MIT", digests)
-
-
-def test_what_is_missing_or_different_is_named_and_left_out_only_if_told_to(package, tmp_path):
-    """A package that isn't there and a file of other content are two faults."""
-    other = Package("absent", "2.0", "MIT", {"x.py": "0" * 12})
-    (tmp_path / "mine/b.py").write_text("changed")
-    with refusal(r"mine: 1 of 2 .* absent==2.0 is not inst"):
-        list(documents([package, other]))
-    code = [d.name for d in documents([package, other], partial=True) if d.domain == "code"]
-    assert code == ["mine/mine/a.py"]
 
 
 def test_a_side_depends_on_the_content_alone(monkeypatch):

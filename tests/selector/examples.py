@@ -45,8 +45,8 @@ def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots
     )
 
 
-def priced(count: int, seed: int, tables=(TABLE,), **options) -> PricedRoots:
-    return PricedRoots.of(roots(count, seed, **options), "specinfer", tables)
+def priced(count: int, seed: int, **options) -> PricedRoots:
+    return PricedRoots.of(roots(count, seed, **options), "specinfer", TABLE)
 
 
 def schema(target: int, draft: int, verifier: str = "specinfer", learned: bool = True, **options):

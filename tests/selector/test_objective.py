@@ -12,10 +12,9 @@ from nde_talf.selector.objective import (
     mean_tokens,
     policy_throughput,
     selector_loss,
-    split_half_choice,
     visits,
 )
-from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts, bilinear
+from nde_talf.selector.prices import LatencyTable
 
 
 def table(draft=1.0, target=10.0, node=0.0):
@@ -54,14 +53,6 @@ def test_tail_counts_the_worst_fraction_only():
     assert tailed - plain == pytest.approx(0.25)
 
 
-def test_choosing_root_by_root_on_noise_wins_nothing():
-    generator = torch.Generator().manual_seed(0)
-    samples = 3 + torch.randn(4000, 4, 5, generator=generator)
-    tokens, seconds = split_half_choice(samples, torch.ones(4000, 5))
-    assert float(tokens.sum() / seconds.sum()) == pytest.approx(3.0, abs=0.05)
-    assert float(samples.mean(1).max(-1).values.mean()) > 3.4  # scored on what chose
-
-
 def test_the_mean_over_a_text_is_that_of_its_steps():
     """A text of 9,000 tokens in two halves: steps of one tree commit 1 token in the first and 9 in
     the other, in 1 s each; steps of the other tree commit 2 everywhere.
@@ -90,15 +81,6 @@ def test_a_step_costs_its_draft_passes_and_one_target_pass():
     assert len(seconds) == len(TREES)
 
 
-def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
-    x, y = torch.tensor([2.0, 2.5, 5.0]), torch.tensor([3.0, 1.0, 4.0])
-    values = [[1 + 2 * r + 3 * c for c in (1, 4)] for r in (2, 5)]
-    assert torch.allclose(bilinear([2, 5], [1, 4], values, x, y).float(), 1 + 2 * x + 3 * y)
-    ends = torch.tensor([0.0, 9.0])
-    outside = bilinear([2, 5], [1, 4], values, ends, ends)
-    assert outside.tolist() == [values[0][0], values[1][1]]
-
-
 def test_eq11_prices_every_pass_by_its_context_alone():
     sloped = LatencyTable(
         [0, 1000], [1, 41], [1, 4], [[10.0, 99.0], [1010.0, 1099.0]], [[0.0, 9.0], [1000.0, 1009.0]]
@@ -110,18 +92,6 @@ def test_eq11_prices_every_pass_by_its_context_alone():
         assert float(seconds[TREE_INDEX[Action(k, l1, l2)]]) == pytest.approx(
             trunk + branches + 10 + l + l1 + k * l2
         )
-
-
-def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
-    target = [[10.0, 10.0], [1010.0, 1010.0]]
-    verify = {"traversal": [2.0, 2.0]}
-    sloped = LatencyTable([0, 1000], [1, 41], [1, 4], target, [[1.0, 1.0]] * 2, verify)
-    context = torch.tensor([3, 100, 507, 9999])
-    costs = StepCosts(sloped, "specinfer", 500)
-    specinfer, traversal = costs.at(context), StepCosts(sloped, "traversal", 500).at(context)
-    assert specinfer.shape == (4, len(TREES)) and torch.allclose(traversal, specinfer + 2)
-    assert (specinfer[:3] - sloped.steps(context[:3])).abs().max() <= SPACING / 2 + 1
-    assert costs.passes[costs.row(context), 1].tolist() == [11.0, 106.0, 522.0, 538.0]
 
 
 def test_deviance_is_least_at_the_mean_of_noisy_labels_where_a_logarithm_is_not():

@@ -2,7 +2,6 @@
 is the baseline.
 """
 
-import time
 import warnings
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import torch
 
 from nde_talf import (
     Action,
-    LatencyTable,
     LMDrafter,
     NeuralPolicy,
     Rng,
@@ -24,21 +22,11 @@ from nde_talf.decoding.actions import TREE_INDEX
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.selector.fingerprint import fingerprint, same_model
-from nde_talf.selector.offline_evaluation import evaluate_offline
-from nde_talf.selector.prices import StepCosts, context_counts
-from nde_talf.selector.profiling import _batched, disagreement_of, measure_latency
-from nde_talf.selector.roots import PricedRoots
-from nde_talf.selector.table_fit import PROBES, Probed, fit_table, rising
-from nde_talf.selector.training import new_selector
+from nde_talf.selector.profiling import disagreement_of, measure_latency
+from nde_talf.selector.table_fit import PROBES, Probed, fit_table
 from tests.decoding.pairs import tiny_model, tiny_pair
 from tests.refusal import refusal
-from tests.selector.examples import CONFIG, TABLE, roots, schema
-
-
-def test_isotonic_regression_pools_what_falls():
-    assert rising(np.array([1.0, 3.0, 2.0, 4.0])).tolist() == [1.0, 2.5, 2.5, 4.0]
-    # A running maximum would make it 9 from the busy moment on.
-    assert rising(np.array([1.0, 1.0, 9.0, 1.1, 1.2, 1.3]))[-1] < 4
+from tests.selector.examples import TABLE, schema
 
 
 def true_step(action, context, by_branches):
@@ -104,49 +92,6 @@ def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
     assert table.disagreement < float("inf")
     assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
     assert table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
-
-
-def test_batches_that_memory_does_not_hold_count_one_after_the_other(monkeypatch):
-    def short(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("nde_talf.selector.profiling._factors", short)
-    found = _batched(tiny_pair(16)[0], [1], [8], [1, 2], [[1.0, 2.0]], time.thread_time)
-    assert found == [[[count * 1.0, count * 2.0]] for count in (1, 2, 4, 8, 16)]
-
-
-def of_many_contexts(count, seed, longest):
-    """Roots with skewed contexts, so that the price at the mean context is not the mean price."""
-    spread = roots(count, seed, alike=True)
-    context = (
-        longest * torch.rand(count, generator=torch.Generator().manual_seed(seed)) ** 8
-    ).long() + 1
-    scalars = spread.scalars.clone()
-    scalars[:, 6] = context
-    return replace(spread, context=context, scalars=scalars)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["table", "eq11"])
-def test_the_exported_static_tree_is_the_baseline_itself(tmp_path, rule):
-    """Priced at the mean context, another tree would be taken, and lose to the baseline."""
-    bent = LatencyTable(
-        [1, 150, 200], [1, 41], [1, 4], [[1.0, 1.0]] * 3, [[0.05, 0.05]] * 2 + [[0.9, 0.9]]
-    )
-    splits = of_many_contexts(300, 0, 2000), of_many_contexts(90, 1, 700)
-    training, validation = (PricedRoots.of(split, "specinfer", [bent], rule) for split in splits)
-    selector = new_selector(training, CONFIG)
-    selector.schema = replace(selector.schema, learned=(False,))
-    selector.save_pretrained(tmp_path / "export")
-    selector = Selector.from_pretrained(tmp_path / "export")
-    offline = evaluate_offline(selector, training, validation, 0)["all"]
-    assert offline["selector"] == [1.0, 1.0, 1.0]
-    costs = StepCosts(bent, "specinfer", 50, rule)  # whatever contexts it is asked for
-    assert selector.static_action(1.0, 1.0, costs) == int(training.static()[0, 0])
-    mean_context = context_counts(training.roots.context.float().mean().long()[None])
-    assert int((selector.static_efficiency[0] / costs.mean(mean_context)).argmax()) != int(
-        training.static()[0, 0]
-    )
 
 
 @pytest.mark.slow

@@ -1,51 +1,48 @@
-"""Test whether an engine is lossless: `python -m nde_talf.evaluation.lossless engine=vllm`.
+"""Test whether an engine is lossless: `python -m benchmarks.lossless --engine vllm`.
 
 Two tests of an engine under its speculative settings:
 
 1. It samples many short texts from a tiny model, whose law is known exactly. A chi-square test
    compares the joint law of the first tokens, since a bias may show in pairs of tokens alone. The
    smallest detectable bias is printed.
-2. With `target` and `draft` it continues real text greedily. Every text must equal plain decoding's
-   up to its end, except for tokens whose two best logits are nearly equal.
+2. With --target and --draft it continues real text greedily. Every text must equal plain
+   decoding's up to its end, except for tokens whose two best logits are nearly equal.
 
-engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function
+--engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function
 takes the folders of target and draft and returns sample(prompts, new_tokens, setting, seed) -> the
 new tokens of each prompt; setting is a SamplingSetting. The exit status is 1 where a test fails.
 """
 
 import os
 import sys
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.timing import parser_of
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
-from nde_talf.data.engines.vllm_speculation import draft_method, ngram_method
+from nde_talf.data.engines.vllm_speculation import Method, draft_method
 from nde_talf.data.text.pair import read_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.settings import MANY, Seed, Text, one_of, settings, validated
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.end_tokens import up_to_end
 from nde_talf.decoding.policies.delayed import Delayed
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting, warp
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.evaluation.loops import generated
+from nde_talf.pipelines.commands.compare_texts import first_difference
 
 Texts = list[list[int]]
 Sample = Callable[[Texts, int, SamplingSetting, int], Texts]
@@ -58,38 +55,6 @@ VOCABULARY = 4  # of the tiny model
 TESTED = 3  # first tokens in the joint law
 PROMPT = [token % VOCABULARY for token in (3, 1, 4, 1, 5, 9, 2, 6)]
 PROMPTS, NEW_TOKENS = 16, 48  # of the greedy test
-
-
-@settings()
-class LosslessConfig:
-    """Engine, draft and number of samples."""
-
-    engine: Text = "nde"
-    """nde, transformers, vllm, or module:function."""
-    drafts: Annotated[str, one_of(("model", "ngram"))] = "model"
-    """model: a draft model; ngram: with engine=vllm or transformers."""
-    speculate: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Tokens drafted at a time."""
-    samples: Annotated[int, Field(ge=100, le=MANY)] = 4000
-    """Texts that are sampled."""
-    temperature: float = 0.8
-    top_p: float = 0.95
-    top_k: int = 0
-    seed: Seed = 0
-    target: Text | None = None
-    """Folder of a model for the greedy test; null: no such test."""
-    draft: Text | None = None
-    """Folder of its draft."""
-
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES and ":" not in self.engine:
-            raise UserError(
-                f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function."
-            )
-        if self.engine == "nde" and self.drafts == "ngram":
-            raise UserError("drafts=ngram: give engine=vllm or engine=transformers with it.")
-        if (self.target is None) != (self.draft is None):
-            raise UserError("target and draft: the greedy test needs both.")
 
 
 def tiny_pair(folder: Path, seed: int) -> tuple[str, str]:
@@ -132,9 +97,9 @@ def _target(folder: str, **how: Any) -> CausalModel:
     return model
 
 
-def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
+def nde(target: str, draft: str, options: Namespace) -> Sample:
     """Open our loop, with delayed trees."""
-    policy = Delayed(Action(2, 1, max(1, config.speculate - 1)))
+    policy = Delayed(Action(2, 1, max(1, options.speculate - 1)))
     drafter = LMDrafter(CausalModel.load(draft))
     model = _target(target)
     decoder = SpeculativeDecoder(model, drafter, policy, "traversal")
@@ -149,14 +114,14 @@ def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
     return sample
 
 
-def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
+def transformers(target: str, draft: str, options: Namespace) -> Sample:
     """Open assisted generation, with a draft model or prompt lookup, one prompt at a time."""
     model, assistant = _target(target), CausalModel.load(draft).module
-    assistant.generation_config.num_assistant_tokens = config.speculate
+    assistant.generation_config.num_assistant_tokens = options.speculate
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     drafts: dict[str, Any] = {"assistant_model": assistant}
-    if config.drafts == "ngram":
-        drafts = {"prompt_lookup_num_tokens": config.speculate}
+    if options.drafts == "ngram":
+        drafts = {"prompt_lookup_num_tokens": options.speculate}
 
     def sample(prompts: Texts, new_tokens: int, setting: SamplingSetting, seed: int) -> Texts:
         torch.manual_seed(seed)
@@ -168,15 +133,25 @@ def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
     return sample
 
 
-def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
+def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:
+    """Draft what followed the last `shortest` to `longest` tokens where they occurred before."""
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": drafted,
+        "prompt_lookup_min": shortest,
+        "prompt_lookup_max": longest,
+    }
+
+
+def vllm(target: str, draft: str, options: Namespace) -> Sample:
     """Open vLLM as it is installed, all prompts at once.
 
     Raises UserError from the first sample where it drafts nothing.
     """
-    method = ngram_method(config.speculate, 1, 3)
-    if config.drafts == "model":
-        method = draft_method(draft, config.speculate)
-    length = 512 if config.target == target else len(PROMPT) + 32
+    method = ngram_method(options.speculate, 1, 3)
+    if options.drafts == "model":
+        method = draft_method(draft, options.speculate)
+    length = 512 if options.target == target else len(PROMPT) + 32
     ends = stops_of(target)
     llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
 
@@ -188,7 +163,7 @@ def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
         metrics = {metric.name: metric for metric in llm.get_metrics()}
         if not metrics["vllm:spec_decode_num_drafts"].value:
             raise UserError(
-                "engine=vllm: it drafted nothing, so nothing was tested. Take other drafts."
+                "--engine vllm: it drafted nothing, so nothing was tested. Take other drafts."
             )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -198,62 +173,62 @@ def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
 ENGINES = {"nde": nde, "transformers": transformers, "vllm": vllm}
 
 
-def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
-    """Open the engine of a configuration over two model folders.
+def opened(options: Namespace, target: str, draft: str) -> Sample:
+    """Open the engine that was asked for over two model folders.
 
     Raises UserError for a function that cannot be imported.
     """
-    if config.engine in ENGINES:
-        return ENGINES[config.engine](target, draft, config)
-    module, _, name = config.engine.partition(":")
+    if options.engine in ENGINES:
+        return ENGINES[options.engine](target, draft, options)
+    module, _, name = options.engine.partition(":")
     sys.path.insert(0, "")
     try:
         function = getattr(import_module(module), name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
+        raise UserError(f"--engine {options.engine}: it cannot be imported ({error}).") from error
     return function(target, draft)
 
 
-def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
+def check_law(options: Namespace, folder: Path) -> tuple[bool, str]:
     """Test the joint law of the first tokens against the model's; return result and sentence."""
-    target, draft = tiny_pair(folder, config.seed)
-    setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
+    target, draft = tiny_pair(folder, options.seed)
+    setting = SamplingSetting(options.temperature, options.top_p, options.top_k)
     plain = CausalModel.load(target, forward="transformers")
     law = exact_law(plain, PROMPT, TESTED, setting)
     # More tokens than tested: an engine may draft less near the end of a text.
-    sample = opened(config, target, draft)
-    prompts, length = [PROMPT] * config.samples, TESTED + config.speculate + 1
-    texts = sample(prompts, length, setting, config.seed)
+    sample = opened(options, target, draft)
+    prompts, length = [PROMPT] * options.samples, TESTED + options.speculate + 1
+    texts = sample(prompts, length, setting, options.seed)
     counts = Counter(tuple(text[:TESTED]) for text in texts)
-    if len(texts) != config.samples or any(len(text) != TESTED for text in counts):
+    if len(texts) != options.samples or any(len(text) != TESTED for text in counts):
         raise UserError(
-            f"engine={config.engine}: it gave {len(texts)} texts, some too short; {config.samples}"
-            " were asked for."
+            f"--engine {options.engine}: it gave {len(texts)} texts, some too short;"
+            f" {options.samples} were asked for."
         )
     p = p_value(counts, law)
     passed = p > LEVEL
     return passed, (
         f"joint law of the first {TESTED} tokens at {setting}:"
         f" {'as the model has it' if passed else 'BIASED'}, p = {p:.2g} at level {LEVEL:g};"
-        f" {config.samples} texts. A bias of total variation"
-        f" {smallest_bias(config.samples, law):.3f} or more would have been found in 99 of 100"
+        f" {options.samples} texts. A bias of total variation"
+        f" {smallest_bias(options.samples, law):.3f} or more would have been found in 99 of 100"
         " runs."
     )
 
 
-def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
+def check_greedy(options: Namespace, target: str, draft: str) -> tuple[bool, str]:
     """Compare greedy texts after real text with plain decoding's; return result and sentence."""
     model = _target(target, forward="transformers")
     tokenizer = load_tokenizer(target)
     prompts = real_prompts(tokenizer)
-    sample = opened(config, target, draft)
-    sampled = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), config.seed)
+    sample = opened(options, target, draft)
+    sampled = sample(prompts, NEW_TOKENS, SamplingSetting(0.0), options.seed)
     texts = [up_to_end(text, model.ends) for text in sampled]
     ended = [bool(model.ends & {*text[-1:]}) for text in texts]
     lengths = [NEW_TOKENS if end else len(text) for text, end in zip(texts, ended, strict=True)]
     if lengths != [NEW_TOKENS] * len(prompts):
         raise UserError(
-            f"engine={config.engine}: it gave {len(texts)} texts, the shortest of"
+            f"--engine {options.engine}: it gave {len(texts)} texts, the shortest of"
             f" {min(map(len, texts), default=0)} tokens; {len(prompts)} of {NEW_TOKENS} were asked"
             " for, or up to and with a token that ends a text."
         )
@@ -269,20 +244,6 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     )
 
 
-@torch.inference_mode()
-def first_difference(model: Model, prompt: list[int], text: list[int]) -> float | None:
-    """Return the margin of the best logit over the first token that is not greedy.
-
-    As a fraction of the largest logit's size; None if all tokens are greedy.
-    """
-    ids = torch.tensor([[*prompt, *text]], device=model.device)
-    logits = model.module(ids).logits[0, len(prompt) - 1 : -1]
-    for row, token in zip(logits, text, strict=True):
-        if int(row.argmax()) != token:
-            return float((row.max() - row[token]) / row.abs().max())
-    return None
-
-
 def real_prompts(tokenizer: Any) -> list[list[int]]:
     """Return beginnings of the standard library's sources, which every machine has."""
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
@@ -294,32 +255,44 @@ def real_prompts(tokenizer: Any) -> list[list[int]]:
     return prompts
 
 
-def read_config(arguments: list[str]) -> LosslessConfig:
-    """Read the configuration from key=value arguments.
+def read(arguments: Sequence[str] | None) -> Namespace:
+    """Read the command line."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--engine", default="nde")
+    parser.add_argument(
+        "--drafts",
+        choices=("model", "ngram"),
+        default="model",
+        help="model: a draft model; ngram: with --engine vllm or transformers",
+    )
+    parser.add_argument("--speculate", type=int, default=3, help="tokens drafted at a time")
+    parser.add_argument("--samples", type=int, default=4000, help="texts that are sampled")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", help="folder of a model for the greedy test")
+    parser.add_argument("--draft", help="folder of its draft")
+    options = parser.parse_args(arguments)
+    if options.engine not in ENGINES and ":" not in options.engine:
+        parser.error(f"--engine: choose {', '.join(ENGINES)}, or module:function")
+    if options.engine == "nde" and options.drafts == "ngram":
+        parser.error("--drafts ngram: give --engine vllm or transformers with it")
+    if (options.target is None) != (options.draft is None):
+        parser.error("--target and --draft: the greedy test needs both")
+    return options
 
-    Raises UserError for an unknown key or a value of another type.
-    """
-    try:
-        given = OmegaConf.to_container(OmegaConf.from_dotlist(arguments))
-    except OmegaConfBaseException as error:
-        raise UserError(f"{' '.join(arguments)}: {str(error).splitlines()[0]}.") from error
-    return validated(given, LosslessConfig)  # type: ignore[arg-type]
 
-
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the tests; return the exit status."""
-    if {"-h", "--help"} & set(arguments):
-        keys = (f"  {field.name}={field.default}" for field in fields(LosslessConfig))
-        print(__doc__, *keys, sep="\n")
-        return 0
+    options = read(arguments)
     try:
-        config = read_config(arguments)
         with TemporaryDirectory() as folder:
-            passed, sentence = check_law(config, Path(folder))
-        print(f"{config.engine}: {sentence}", flush=True)
-        if config.target is not None and config.draft is not None:
-            equal, sentence = check_greedy(config, config.target, config.draft)
-            print(f"{config.engine}: {sentence}")
+            passed, sentence = check_law(options, Path(folder))
+        print(f"{options.engine}: {sentence}", flush=True)
+        if options.target is not None:
+            equal, sentence = check_greedy(options, options.target, options.draft)
+            print(f"{options.engine}: {sentence}")
             passed = passed and equal
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -328,4 +301,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

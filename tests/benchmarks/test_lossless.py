@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy import stats
 
+from benchmarks.lossless import main
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
-from nde_talf.evaluation.lossless import LosslessConfig, check_greedy, first_difference, main
+from nde_talf.pipelines.commands.compare_texts import first_difference
 from tests.decoding.pairs import tiny_model
-from tests.refusal import refusal
 
 HERE = "tests.evaluation.engines"
 
@@ -19,7 +19,9 @@ HERE = "tests.evaluation.engines"
     "name, status", [("honest", 0), ("unwarped", 1), ("repeating", 1), ("short", 2)]
 )
 def test_a_bias_is_found_and_no_other_engine_is_blamed(name, status, capsys):
-    assert main([f"engine={HERE}:{name}", "samples=1000", "temperature=0.4"]) == status
+    assert (
+        main(["--engine", f"{HERE}:{name}", "--samples", "1000", "--temperature", "0.4"]) == status
+    )
     said = capsys.readouterr()
     assert ("BIASED" in said.out) == (status == 1) and ("too short" in said.err) == (status == 2)
 
@@ -27,7 +29,7 @@ def test_a_bias_is_found_and_no_other_engine_is_blamed(name, status, capsys):
 @pytest.mark.law
 @pytest.mark.parametrize("engine", ["nde", "transformers"])
 def test_our_loop_and_transformers_pass(engine, capsys):
-    assert main([f"engine={engine}", "samples=1500"]) == 0
+    assert main(["--engine", engine, "--samples", "1500"]) == 0
     assert "as the model has it" in capsys.readouterr().out
 
 
@@ -64,27 +66,15 @@ def test_a_greedy_text_is_compared_token_by_token():
     assert first_difference(model, prompt, other) > 1e-3
 
 
-def test_greedy_texts_that_end_early_are_refused_and_what_follows_an_end_is_cut(monkeypatch):
-    folder = "checkpoints/small/pair/target"
-    made = "nde_talf.evaluation.lossless.opened"
-    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[0, 1, 2]] * len(prompts))
-    passed, sentence = check_greedy(LosslessConfig(), folder, folder)
-    assert not passed and "16 ended by themselves: 0 of 16 equal" in sentence
-    monkeypatch.setattr(made, lambda *_: lambda prompts, *_: [[1]] * len(prompts))
-    with refusal(r"the shortest of 1 tokens; \d+ of \d+ were asked for"):
-        check_greedy(LosslessConfig(target=folder, draft=folder), folder, folder)
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["engine=sglang"], "choose nde, transformers, vllm, or module:function"),
-        (["engine=nowhere.at.all:run"], "cannot be imported"),
-        (["engine=:run"], "cannot be imported"),
-        (["sampels=3"], "Did you mean samples"),
-        (["target=x"], "needs both"),
+        ("--engine sglang", "choose nde, transformers, vllm, or module:function"),
+        ("--engine nde --drafts ngram", "give --engine vllm or transformers with it"),
+        ("--target x", "needs both"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message, capsys):
-    assert main(arguments) == 2
+    with pytest.raises(SystemExit):
+        main(arguments.split())
     assert message in capsys.readouterr().err
