@@ -16,9 +16,8 @@ from nde_talf.decoding.common.tensors import LARGEST
 from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.branch_session import BranchForward
 from nde_talf.decoding.models.configuration import body_of
-from nde_talf.decoding.models.forward import fused_weights
 from nde_talf.decoding.models.forward.attention import OPEN
-from nde_talf.decoding.models.forward.cpu_products import fastest
+from nde_talf.decoding.models.forward.cpu_products import choose_product
 from nde_talf.decoding.models.forward.fused_weights import NotNativeError
 from nde_talf.decoding.models.forward.native import NativeForward
 from nde_talf.decoding.models.forward.transformers import (
@@ -115,9 +114,7 @@ def native_forward(model: Model, way: str | None = None) -> NativeForward:
     if reason := _foreign(model):
         raise NotNativeError(reason)
     if way is None:
-        way = "plain"
-        if max(weight.numel() for weight in model.module.parameters()) >= fused_weights.LEAST:
-            way = fastest(model.module, model.products, model.packs)
+        way = choose_product(model.module, model.products, model.packs)
     native: NativeForward = FAMILIES[model.config.model_type](
         model.body, model.lm_head, model.config, way, model.owned
     )
