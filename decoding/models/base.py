@@ -61,7 +61,6 @@ class Model:
 
     form = "masks"
     probe: list[int]
-    noise: float
 
     def __init__(
         self,

@@ -37,10 +37,8 @@ _ROUNDING, _AS_EXACT = 1e-5, 4
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
-_NOISE, _AT_MOST = 3, 4
-"""How many times the difference between transformers' own passes logits may differ, and how many
-times the bound without it: beyond, a fault would pass for rounding.
-"""
+_AT_MOST = 4
+"""Factor on these bounds where a model is refused beyond them."""
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
 FAULTS = (
@@ -50,14 +48,6 @@ FAULTS = (
 """Errors of a pass that a model cannot run."""
 _BEFORE = 6
 """Tokens before the tree of a check, more than a convolution of a state looks back."""
-_STRETCHES = (1 / 2, 1 / 3, 2 / 3, 1 / 4, 3 / 4)
-"""Places in the vocabulary of the tokens that checks run.
-
-At its ends are special and unused tokens and bytes, which are often untrained: on them rounding
-grows until passes that are equal differ by as much as wrong ones.
-"""
-
-
 _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
 
@@ -74,20 +64,19 @@ def choose_forward(model: Model, asked: str) -> str:
     """
     if asked not in FORWARDS:
         raise UserError(f"{model.name}: forward={asked}; choose one of {', '.join(FORWARDS)}.")
-    model.probe, model.noise = _probe(model)
+    model.probe = _probe(model)
     reason = ""
     if asked != "transformers":
         try:
             model.native = native_forward(model)
-            bound = allowed(model, SAME.get(model.dtype, HALF))
+            bound = SAME.get(model.dtype, 2 * HALF)
             checks = _head_difference, tree_difference, _far_difference
             difference = float(torch.tensor([check(model) for check in checks]).max())  # or NaN
             if difference <= bound:
                 return (
                     f"native ({model.config.model_type}; over text, trees and far positions its"
-                    f" logits are transformers' to {max(difference, 1e-9):.0e} of the largest,"
-                    f" whose own agree to {max(model.noise, 1e-9):.0e}; large products:"
-                    f" {model.native.way})"
+                    f" logits are transformers' to {max(difference, 1e-9):.0e} of the largest;"
+                    f" large products: {model.native.way})"
                 )
             reason = (
                 f"its logits differ from transformers' by {difference:.1g} of the largest, and"
@@ -150,18 +139,13 @@ def cause(model: Model, error: Exception) -> str:
     return first_line(error)
 
 
-def allowed(model: Model, least: float) -> float:
-    """Return the difference from transformers' logits, at least `least`, that rounding explains."""
-    return min(max(least, _NOISE * model.noise), _AT_MOST * least)
+def _probe(model: Model) -> list[int]:
+    """Run a token, and return the tokens of checks, in the middle of the vocabulary.
 
-
-def _probe(model: Model) -> tuple[list[int], float]:
-    """Choose the tokens of checks, and measure how far transformers' own passes over them differ.
-
-    One pass is compared with one over their first half and then token by token, and sdpa with eager
-    attention. The difference is 0 where the model cannot run these.
+    At its ends are special and unused tokens and bytes, which are often untrained: on them rounding
+    grows until passes that are equal differ by as much as wrong ones.
     """
-    rows, found = min(model.vocab_size, model._embedded), []
+    rows = min(model.vocab_size, model._embedded)
     try:
         _plain(model, [0])
     except ImportError:  # of attention that takes no tree; the checks say so
@@ -171,30 +155,7 @@ def _probe(model: Model) -> tuple[list[int], float]:
             f"{model.name}: it cannot run a token ({cause(model, error)}). Mend that, or choose"
             " another model."
         ) from error
-    for place in _STRETCHES:
-        tokens = [(int(place * rows) + at) % rows for at in range(8)]
-        try:
-            noise = _own_difference(model, tokens)
-        except FAULTS:  # the checks say what a model cannot run
-            noise = 0.0
-        found.append((noise, tokens))
-        if _NOISE * noise <= _AT_MOST * SAME.get(model.dtype, HALF):
-            break
-    noise, probe = min(found)
-    return probe, noise
-
-
-def _own_difference(model: Model, tokens: list[int]) -> float:
-    whole = _plain(model, tokens)
-    memory, parts = dict[str, Any](), []
-    for part in torch.tensor([tokens], device=model.device).split([4, 1, 1, 1, 1], 1):
-        output = model.module(input_ids=part, use_cache=True, **memory)
-        memory = {model.original.memory: output[model.original.memory]}
-        parts.append(output.logits)
-    others = [torch.cat(parts, 1)]
-    if optional(model.config, "_attn_implementation") == "sdpa":
-        others.append(_plain(_configured(model, {"_attn_implementation": "eager"}), tokens))
-    return max(_apart(_middle(other), _middle(whole)) for other in others)
+    return [(rows // 2 + at) % rows for at in range(8)]
 
 
 def _plain(model: Model, tokens: list[int], **options: Any) -> Tensor:
@@ -361,7 +322,7 @@ def _mask_fault(model: Model) -> str | None:
         difference = tree_difference(model)
     except FAULTS as error:
         return f"its attention does not take a mask of one row a token ({cause(model, error)})"
-    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
+    if difference <= _AT_MOST * _CLOSE.get(model.dtype, HALF):
         return None
     return (
         f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
@@ -390,7 +351,7 @@ def _by_branches(model: Model, maskless: str) -> str:
     if selected := optional(model.config, "index_topk"):
         # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
         model.max_context = min(model.max_context, selected)
-    bound = allowed(model, SAME.get(model.dtype, HALF))
+    bound = _AT_MOST * SAME.get(model.dtype, HALF)
     one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
     if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
         return f"transformers', a tree as a batch of its branches ({maskless})"
