@@ -225,16 +225,16 @@ class RowModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError for the checkpoint of another training."""
-        began = {**checkpoint.get("settings", {}), "trained_in": checkpoint.get("trained_in")}
-        now = {**asdict(self.config), "trained_in": self.trained_in}
-        began["rows or models"], now["rows or models"] = checkpoint.get("inputs"), self.inputs
+        began, now = checkpoint.get("settings", {}), asdict(self.config)
+        chosen = {"precision chosen": "trained_in", "rows or models": "inputs"}
+        began = began | {name: checkpoint.get(key) for name, key in chosen.items()}
+        now |= {"precision chosen": self.trained_in, "rows or models": self.inputs}
         other = [name for name in now if name not in OPERATIONAL and began.get(name) != now[name]]
         if other:
             raise UserError(
                 f"{self.title}: the unfinished training in {CHECKPOINT} was begun with other"
-                f" settings than those of now ({', '.join(other)}; trained_in is the precision)."
-                " Delete the training's folder to start again, or go back to what it was begun"
-                " with."
+                f" settings than those of now ({', '.join(other)}). Delete the"
+                " training's folder to start again, or go back to what it was begun with."
             )
 
 
