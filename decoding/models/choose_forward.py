@@ -4,7 +4,6 @@ Before a native forward is used, its logits are compared with transformers'.
 """
 
 from copy import copy, deepcopy
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -39,8 +38,6 @@ _ROUNDING, _AS_EXACT = 1e-5, 4
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
 _AT_MOST = 4
 """Factor on these bounds where a model is refused beyond them."""
-_FAR = 600
-"""A position at which the native forward is compared with transformers', beside those from 0 on."""
 FAULTS = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError),
     *(ImportError, AssertionError),
@@ -70,13 +67,13 @@ def choose_forward(model: Model, asked: str) -> str:
         try:
             model.native = native_forward(model)
             bound = SAME.get(model.dtype, 2 * HALF)
-            checks = _head_difference, tree_difference, _far_difference
+            checks = _head_difference, tree_difference
             difference = float(torch.tensor([check(model) for check in checks]).max())  # or NaN
             if difference <= bound:
                 return (
-                    f"native ({model.config.model_type}; over text, trees and far positions its"
-                    f" logits are transformers' to {max(difference, 1e-9):.0e} of the largest;"
-                    f" large products: {model.native.way})"
+                    f"native ({model.config.model_type}; over text and trees its logits are"
+                    f" transformers' to {max(difference, 1e-9):.0e} of the largest; large products:"
+                    f" {model.native.way})"
                 )
             reason = (
                 f"its logits differ from transformers' by {difference:.1g} of the largest, and"
@@ -241,21 +238,6 @@ def _configured(model: Model, changes: dict[str, Any]) -> Model:
     other.windows, other.body = windows(other.config), body_of(other.module)
     other.original = type(model.original)(other.body)
     return other
-
-
-def _far_difference(model: Model) -> float:
-    """Return the difference between `hidden` and transformers' pass at far positions.
-
-    The far rows look back at the first ones.
-    """
-    far = min(_FAR, model.max_context - 3)
-    positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=model.device)
-    tokens = torch.tensor([model.probe[:6]], device=model.device)
-    blocked = torch.finfo(model.dtype).min
-    mask = torch.full((1, 1, 6, 6), blocked, dtype=model.dtype, device=model.device).triu_(1)
-    passes = model.hidden, partial(model.original, windows=model.windows)
-    ours, theirs = (model.logits(run(tokens, positions, mask, None)) for run in passes)
-    return _apart(_middle(ours), _middle(theirs))
 
 
 def _middle(logits: Tensor) -> Tensor:
