@@ -66,7 +66,7 @@ def choose_forward(model: Model, asked: str) -> str:
     if asked != "transformers":
         try:
             model.native = native_forward(model)
-            bound = SAME.get(model.dtype, 2 * HALF)
+            bound = SAME.get(model.dtype, HALF)
             checks = _head_difference, tree_difference
             difference = float(torch.tensor([check(model) for check in checks]).max())  # or NaN
             if difference <= bound:

@@ -11,7 +11,6 @@ from nde_talf import CausalModel
 from nde_talf.decoding.models.cache import KVCache
 from nde_talf.decoding.models.forward import attention, layer
 from nde_talf.decoding.models.forward.attention import attend, seen_in
-from nde_talf.decoding.models.forward.rotary import RotaryTable
 from nde_talf.decoding.models.forward.seen import Seen
 from nde_talf.decoding.models.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
@@ -236,7 +235,6 @@ PLANTED = {
     "siblings": "seen_in",
     "NaN": "seen_in",
     "windows": "seen_in",
-    "positions": "RotaryTable.at",
     "norms": "Norm.__call__",
 }
 SOME = ("mistral", "gemma-2")
@@ -252,7 +250,7 @@ def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkey
     model = untrained(name, dtype)
     whole = CausalModel(model)
     assert "over text and trees its logits are transformers'" in whole.forward
-    at, norm = RotaryTable.at, layer.Norm.__call__
+    norm = layer.Norm.__call__
 
     def seen(window, mask, rows, columns, cached, *others, **more):
         if cached and mask is not None:  # siblings see one another
@@ -263,7 +261,6 @@ def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkey
 
     wrong = {
         "seen_in": seen,
-        "RotaryTable.at": lambda table, positions: at(table, positions.clamp(max=20)),
         "Norm.__call__": lambda own, states: norm(own, states) * 1.2,
     }
     for fault, place in PLANTED.items():
