@@ -29,7 +29,7 @@ class Prices:
     free_rows: int
 
     def best_path(self, batch: int) -> tuple[int, float, float]:
-        """Return the best length of a path, tokens a step, and speed-up over plain decoding."""
+        """Return the best length of a path, tokens per step, and speed-up over plain decoding."""
         plain = max(1.0, batch / self.free_rows)
 
         def gain(length: int) -> tuple[float, float]:

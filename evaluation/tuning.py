@@ -42,7 +42,7 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
 
 
 Options = dict[str, Any]
-"""What distinguishes a candidate from the others of its grid, as a JSON value."""
+"""Options that distinguish a candidate from the others of its grid, as a JSON value."""
 
 
 class Candidate(NamedTuple):

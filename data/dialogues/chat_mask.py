@@ -2,7 +2,7 @@
 
 What counts is found from the template alone. An answer begins where the template prompts for it, or
 after what the template puts before every answer, such as an empty block of thoughts. It ends with
-the token that ends a turn. Nothing is found by looking for words in the text. It knows one
+the token that ends a turn. Nothing is found by looking for words in the text. It reads one
 tokenizer, but not where dialogues come from or how documents are packed.
 """
 
@@ -78,7 +78,7 @@ class ChatEncoder:
         """Encode a dialogue as documents, in which the answers and their ends of turn count.
 
         There is one document, unless the template renders an answer differently once the dialogue
-        goes on. Qwen3's does, as it drops earlier thoughts; then there is one document for every
+        continues. Qwen3's does, as it drops earlier thoughts; then there is one document for every
         answer, rendered as the answer was given.
 
         Raises:
@@ -198,7 +198,7 @@ def encode_dialogues(
     skipped: Counter[str] = Counter()
     for dialogue in dialogues:
         try:
-            for document in encoder.documents(dialogue):  # in 5 bytes a token, not 48
+            for document in encoder.documents(dialogue):  # in 5 bytes per token, not 48
                 tokens, loss = array("i", document.tokens), bytearray(document.loss)
                 documents.append(Document(tokens, loss))
         except UnsuitedError as error:

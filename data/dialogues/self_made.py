@@ -24,7 +24,7 @@ UNFINISHED = "that did not end"
 
 @dataclass(frozen=True)
 class Opening:
-    """What a self-made text continues, and what ends it.
+    """Beginning of a self-made text, and its end.
 
     Attributes:
         tokens: ids of what comes before the text.

@@ -27,7 +27,7 @@ AFTER = {SYSTEM: {USER}, USER: {ASSISTANT}, ASSISTANT: {USER, TOOL}, TOOL: {TOOL
 SYSTEM_COLUMNS, TOOL_COLUMN = (SYSTEM, "system_prompt"), "tools"
 """Columns beside the turns that are part of a conversation."""
 LEFT_OUT, UNUSED = "rows left out", "not used"
-"""What became of a row, or of a part of it."""
+"""Outcome of reading a row, or a part of it."""
 TURN = ("from", "value", "role", "content")
 """Keys of a turn whose values are read; templates get the others as they are."""
 

@@ -56,7 +56,7 @@ SOURCES = (
     f"a folder, a file that ends with one of {', '.join(FILE_FORMATS)}, or the name of a Hugging"
     " Face dataset that this machine can reach (NAME or ORG/NAME)"
 )
-"""What rows are read from, for messages."""
+"""Source of the rows, for messages."""
 HUB_FILES = "hf://"
 """Begins the name of a file on the hub."""
 BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")

@@ -24,7 +24,7 @@ from nde_talf.decoding.models.loading import read_config
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""
 ASKED = "a question of plain words"
-"""What the user says before it."""
+"""The user's message before it."""
 TRIED: list[Message] = [{"role": USER, "content": ASKED}, {"role": ASSISTANT, "content": PROBE}]
 """The conversation that every template is tried on."""
 

@@ -76,7 +76,7 @@ def working(title: str) -> Iterator[None]:
 
 @dataclass
 class Activity:
-    """Something that is going on; `total` is 0 where it cannot be counted.
+    """Work in progress; `total` is 0 where it cannot be counted.
 
     tokens: that were made so far; 0 where none are.
     """
@@ -129,7 +129,7 @@ def activity(title: str, total: int = 0, unit: str = "", done: int = 0) -> Itera
 
 @contextmanager
 def reporting(stage: str) -> Iterator[None]:
-    """Print a line on what is going on every so often.
+    """Print a line about the activities every so often.
 
     On a terminal, where bars show the rest, there is one only while tokens are made.
     """

@@ -1,4 +1,4 @@
-"""What decoding reads of a transformers model's configuration."""
+"""Fields of a transformers model's configuration that decoding reads."""
 
 import math
 from typing import cast

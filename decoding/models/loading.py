@@ -69,10 +69,10 @@ def load_module(
     images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
 
     Raises:
-        UserError: there is no causal LM; a library that reads its quantised weights is missing; its
-            checksums (of a model that this project trained) are not those of its files; a weight is
-            missing, has another shape than config.json says, belongs to a layer in which
-            config.json knows of none, or is not a finite number. The message names `name`, the
+        UserError: there is no causal LM; a library that reads its quantised weights is missing; the
+            checksums of a model that this project trained do not match its files; a weight is
+            missing, has another shape than config.json says, belongs to no layer of config.json,
+            or is not a finite number. The message names `name`, the
             folder and the weights.
     """
     check_device(device, "device")
