@@ -187,7 +187,7 @@ def write_json(path: Path, content: object) -> None:
 def read_json(
     path: Path, kind: Any = dict[str, Any], again: str = "delete it and make it again"
 ) -> Any:
-    """The content of a JSON file.
+    """Read the content of a JSON file.
 
     Args:
         path: the file.
@@ -263,7 +263,7 @@ def read_sealed(path: Path, again: str) -> dict[str, Any]:
 
 
 def content_digest(content: object) -> str:
-    """SHA-256 of a JSON value, whatever the order of its keys and its white space."""
+    """Return the SHA-256 of a JSON value, whatever the order of its keys and its white space."""
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

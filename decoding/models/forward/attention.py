@@ -161,7 +161,7 @@ BLOCK = 512
 def capped(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
-    """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
+    """Compute attention [B, heads, n, D] with scores capped as Gemma 2 does."""
     if query.shape[2] > BLOCK and mask is not None:
         blocks = zip(query.split(BLOCK, 2), mask.split(BLOCK, 2), strict=True)
         parts = [capped(rows, keys, values, seen, scale, cap) for rows, seen in blocks]
