@@ -97,18 +97,6 @@ def test_weights_are_packed_where_there_is_memory_and_a_users_module_is_not(
     assert choose_product(model, packs=True) == "onednn"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_weights_of_any_shape_and_type_have_a_product(all_are_large, dtype):
-    for shape in ((1, 1), (1, 37), (517, 3), (131, 257)):
-        parts = [nn.Linear(*shape).to(dtype), nn.Linear(*shape).to(dtype)]
-        way = choose_product(nn.ModuleList(parts), packs=True)
-        states = torch.randn(3, shape[0]).to(dtype)
-        with torch.inference_mode():
-            ours = onednn.linear(parts, way)(states).double()
-        theirs = torch.cat([part.double()(states.double()) for part in parts], -1)
-        torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)
-
-
 def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", None)
