@@ -243,6 +243,11 @@ class HeadConfig(TrainingConfig):
 
     `adamw`: AdamW for all, as in the paper.
     """
+    devices: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that train together, each with a full head on a device of its own.
+
+    A step then has `devices` times as many rows.
+    """
     gradient_clip: Annotated[float, Field(gt=0, le=1e9)] | None = 1.0
     """Largest norm of the gradients in a step, for each optimiser on its own.
 

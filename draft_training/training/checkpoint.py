@@ -4,15 +4,15 @@ import hashlib
 import io
 import time
 import zipfile
-from collections.abc import Iterable
-from dataclasses import is_dataclass
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
-from torch import Tensor, nn
+from torch import Tensor
 
 from nde_talf.decoding.common.files import content_digest, reading, write_atomically
 
@@ -37,7 +37,7 @@ class WholeFile(TorchCheckpointIO):
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
-    """Write the loggers' rows, then the checkpoint."""
+    """Write the loggers' rows, then the checkpoint. Every process of a training must call it."""
     for logger in trainer.loggers:
         logger.save()
     trainer.save_checkpoint(path, weights_only=False)
@@ -70,7 +70,7 @@ class ResumableCheckpoint(pl.Callback):
         ended = step == trainer.max_steps
         unfit = pl_module.skipped or (self.evaluated > 1 and step % self.evaluated == 0)
         due = started - self._written >= self.interval and not unfit
-        if ended or due:
+        if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
             self._written = time.monotonic()
             self.interval = self.seconds and max(
@@ -97,18 +97,13 @@ def resumable(folder: Path) -> Path | None:
     return path
 
 
-def fingerprint(rows: Any, models: Iterable[nn.Module]) -> str:
-    """Hash the rows of a training and the weights of its frozen models.
+def fingerprint(*inputs: object) -> str:
+    """Hash the inputs of a training: nested tensors, dataclasses, lists and plain values.
 
     Of a tensor: shape, dtype and `SAMPLED` evenly spaced rows, which differ between texts, weights
     or traces.
     """
-    parts = vars(rows) if is_dataclass(rows) else {"rows": rows}
-    sampled_rows = {name: _sample(part) for name, part in parts.items()}
-    weights = [
-        {name: _sample(weight) for name, weight in model.named_parameters()} for model in models
-    ]
-    return content_digest([sampled_rows if is_dataclass(rows) else sampled_rows["rows"], weights])
+    return content_digest([_plain(value) for value in inputs])
 
 
 def sampled(count: int) -> Tensor:
@@ -117,11 +112,20 @@ def sampled(count: int) -> Tensor:
     return torch.arange(most) * count // max(most, 1)
 
 
-def _sample(value: Any) -> Any:
-    """Return a tensor's shape, dtype and hash; the type's name of anything else."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    rows = value.detach().reshape(len(value) if value.ndim else 1, -1 if value.numel() else 0)
-    sample = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
-    digest = hashlib.sha256(sample.view(torch.uint8).numpy().tobytes()).hexdigest()
-    return [list(value.shape), str(value.dtype), digest]
+def _plain(value: Any) -> Any:
+    """Turn `value` into a JSON value, with hashes in place of tensors."""
+    if isinstance(value, Tensor):
+        rows = value.detach().reshape(len(value) if value.ndim else 1, -1 if value.numel() else 0)
+        sample = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
+        return [
+            list(value.shape),
+            str(value.dtype),
+            hashlib.sha256(sample.view(torch.uint8).numpy().tobytes()).hexdigest(),
+        ]
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__

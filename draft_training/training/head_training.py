@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -21,6 +22,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.choose_forward import native_forward
+from nde_talf.decoding.models.forward.transformers import optional
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.model.draft_vocab import (
     COVERED,
@@ -40,6 +42,7 @@ from nde_talf.draft_training.targets.target_trees import (
 )
 from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.training.precision import cast_once
+from nde_talf.draft_training.training.processes import LocalProcesses
 from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_cosine
 from nde_talf.draft_training.training_settings import FAMILY, EagleLoss, HeadConfig
 
@@ -128,6 +131,24 @@ class HeadModule(RowModule):
             fraction *= (int(trees) + 1) / warm_up
         return fraction
 
+    def on_fit_start(self) -> None:
+        """Move the target to this process's device: it is no submodule, so Lightning does not.
+
+        Raises UserError for quantised weights, which cannot be moved.
+        """
+        target = self.head.target
+        if target.device == self.device:
+            return
+        if optional(target.module, "is_quantized", False):
+            raise UserError(
+                f"{target.name}: quantised weights cannot be moved to {self.device}; load them"
+                " there (model.device)."
+            )
+        nn.Module.to(target.module, self.device)
+        target.device = self.device
+
+    on_validation_start = on_fit_start  # of a process that only validates
+
     def loss(self, batch: TokenRows, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass."""
         config, loss = self.config, self.config.loss
@@ -208,6 +229,11 @@ def fit_head(
         UserError: the loss diverges, the checkpoint is of other settings or another precision,
             rows and trees do not fit the target, or held-out rows are missing.
     """
+    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(
+            f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs."
+            " Use no more."
+        )
     rows = training_rows(rows, target, config)
     if not config.evaluate_every:
         held_out = None
@@ -226,6 +252,9 @@ def fit_head(
             " the training text"
         )
     module = HeadModule(head, config)
+    options: dict[str, Any] = {}
+    if config.devices > 1:
+        options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
@@ -235,7 +264,10 @@ def fit_head(
             callbacks,
             config.batch * config.accumulate,
             held_out,
+            **options,
         )
+    for left in folder.glob(".processes.*"):  # by a process that was killed, or ended early
+        left.unlink(missing_ok=True)
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 

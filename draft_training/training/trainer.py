@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class RowModule(pl.LightningModule):
     trained: nn.Module
     config: TrainingConfig
     place: torch.device
-    """Device of the training; "cuda" is the first GPU."""
+    """Device of a single process; "cuda" is the first GPU."""
     skipped = False
     """True if the last step was skipped, as its loss or gradient was not finite."""
     inputs: str | None = None
@@ -162,7 +162,7 @@ class RowModule(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the loss on held-out rows, with the same random choices in every evaluation."""
         loss, _ = self.loss(batch, self.config.steps, batch_idx)
-        self.log(HELD_OUT_LOSS, loss, batch_size=self.counted(batch))
+        self.log(HELD_OUT_LOSS, loss, batch_size=self.counted(batch), sync_dist=True)
 
     def counted(self, batch: Any) -> int:
         """Count the terms of the mean in `loss`, the weight of a pass in its step."""
@@ -178,12 +178,13 @@ class RowModule(pl.LightningModule):
         size, means = self.in_pass(batch), []
         parts = [batch[start : start + size] for start in range(0, len(batch), size)]
         counts = torch.tensor([*map(self.counted, parts)], device=self.device, dtype=torch.float32)
-        shares = counts / counts.sum()
+        # Relative to the mean over processes, since gradients are averaged over these.
+        shares = counts / self.trainer.strategy.reduce(counts.sum(), reduce_op="mean")
         for number, part in enumerate(parts):
             loss, figures = self.loss(part, self.global_step, number)
             self.manual_backward(loss * shares[number])
             means.append(torch.stack([loss.detach(), *figures.values()]) * shares[number])
-        mean = torch.stack(means).sum(0)
+        mean = self.trainer.strategy.reduce(torch.stack(means).sum(0), reduce_op="mean")
         return dict(zip(["loss", *figures], mean.tolist(), strict=True))
 
     def _is_bad(self, loss: float) -> bool:
@@ -193,7 +194,8 @@ class RowModule(pl.LightningModule):
         """
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        if math.isfinite(loss) and math.isfinite(norm):
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if self.trainer.strategy.reduce_boolean_decision(finite):
             return False
         self._bad_steps += 1
         fault = (
@@ -244,6 +246,7 @@ def train_rows(
     callbacks: Sequence[pl.Callback] = (),
     rows_in_step: int | None = None,
     held_out: Any = None,
+    **options: Any,
 ) -> None:
     """Train `module` for `config.steps` batches of `rows`.
 
@@ -256,10 +259,11 @@ def train_rows(
         folder: of the checkpoint. A run resumes from `last.ckpt` there.
         logger: of the figures.
         callbacks: of Lightning.
-        rows_in_step: None: `config.batch`.
+        rows_in_step: of each device; None: `config.batch`.
         held_out: rows for an evaluation every `config.evaluate_every` steps and at the end; None if
             that is 0. The module then gets the weights with the lowest `held_out_loss`.
             `best.ckpt` in the folder is the best checkpoint before the end.
+        options: of Lightning's Trainer, such as strategy and devices.
     """
     config, best, place = module.config, folder / BEST, module.place
     console.print(f"precision: {module.trained_in}")
@@ -286,11 +290,11 @@ def train_rows(
         enable_model_summary=False,
         default_root_dir=folder,
         plugins=[WholeFile()],
-        devices=1 if place.index is None else [place.index],
+        **{"devices": 1 if place.index is None else [place.index]} | options,
     )
-    batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, at=trainer)
+    batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
-    module.inputs = fingerprint(rows, module.frozen)
+    module.inputs = fingerprint(rows, [dict(model.named_parameters()) for model in module.frozen])
     module.train()
     with eager_attention(module):
         trainer.fit(module, batches, evaluation, ckpt_path=resumed, weights_only=True)
@@ -302,7 +306,8 @@ def train_rows(
 def _take_best(module: RowModule, path: Path, key: str, loss: float) -> None:
     """Give `module` the weights in `path` unless its own held-out `loss` is lower.
 
-    key: of the callback that wrote them.
+    key: of the callback that wrote them. After a training in several processes only the file has
+    its score.
     """
     if not path.exists():
         return
@@ -333,15 +338,27 @@ def eager_attention(module: RowModule) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
+@dataclass
+class Position:
+    """Step of a training and rank of this process, with the names of Lightning's Trainer."""
+
+    global_step: int = 0
+    global_rank: int = 0
+    world_size: int = 1
+
+
 class RowBatches:
     """Batches of rows whose order is a pure function of (seed, step).
 
-    Iterating begins at the global step of `at`, a trainer; None: at 0.
+    Iterating begins at step `at.global_step`.
 
-    Rows are drawn without replacement, in a new order each time that all have been seen.
+    Rows are drawn without replacement, in a new order each time that all have been seen. Each
+    process takes its own `batch` rows of a step.
     """
 
-    def __init__(self, rows: Any, batch: int, steps: int, seed: int, at: Any = None):
+    def __init__(
+        self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()
+    ):
         self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
@@ -349,8 +366,9 @@ class RowBatches:
 
     def __iter__(self) -> Iterator[Any]:
         epoch_of = lru_cache(2)(self._epoch)  # drawn once: slow beside a step on a GPU
-        for step in range(self.at.global_step if self.at else 0, self.steps):
-            epoch, first = divmod(step * self.batch, len(self.rows))
+        for step in range(self.at.global_step, self.steps):
+            place = step * self.at.world_size + self.at.global_rank
+            epoch, first = divmod(place * self.batch, len(self.rows))
             order = epoch_of(epoch)[first : first + self.batch]
             while len(order) < self.batch:
                 epoch += 1

@@ -77,7 +77,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             free_memory()
             target = load()
         rows, held_out = rows.cut(room), held_out.cut(room)
-        rows_of_steps = draft.steps * draft.batch * draft.accumulate
+        rows_of_steps = draft.steps * draft.batch * draft.accumulate * draft.devices
         console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
         most = draft.held_out_rows or min(12, max(1, rows_of_steps // REPORTED))
         some, curves = spread(held_out, 2 * most), tracker.loggers("head")
@@ -137,7 +137,7 @@ def export_head(
     facts |= {
         "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
         "loss": asdict(loss),
-        "steps": f"{config.steps} of {config.batch * config.accumulate} rows",
+        "steps": f"{config.steps} of {config.batch * config.accumulate * config.devices} rows",
         "seed": config.seed,
     }
     write_head_card(folder, head, facts, report)

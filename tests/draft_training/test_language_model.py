@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from nde_talf.draft_training.training.lm_training import (
     fit,
     held_out_report,
 )
-from nde_talf.draft_training.training.trainer import RowBatches
+from nde_talf.draft_training.training.trainer import Position, RowBatches
 from tests.draft_training.test_checkpoint import TINY as ONE_LAYER
 from tests.draft_training.test_training import close
 
@@ -58,5 +57,5 @@ def test_every_row_is_seen_once_before_any_is_seen_again():
     seen = torch.cat(list(batches)).flatten().tolist()
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-    later = RowBatches(numbered, batch=4, steps=5, seed=0, at=SimpleNamespace(global_step=3))
+    later = RowBatches(numbered, batch=4, steps=5, seed=0, at=Position(3))
     assert torch.cat(list(later)).flatten().tolist() == seen[12:]

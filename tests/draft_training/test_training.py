@@ -1,9 +1,15 @@
-"""How a head is trained: on Algorithm 1's loss, from an older one, in parts,
+"""How a head is trained: on Algorithm 1's loss, from an older one, in parts, in several processes,
 past bad steps, and resumed exactly.
 """
 
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 
+import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -16,12 +22,14 @@ from nde_talf.draft_training.training.head_training import HeadModule, build_hea
 from nde_talf.draft_training.training.losses import HeadReadout
 from nde_talf.draft_training.training.trainer import BEST, CHECKPOINT
 from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from tests import ROOT
 from tests.draft_training.heads import (
     KillBefore,
     batch_of,
     predictable_rows,
     random_head,
     same,
+    tiny_target,
     written_out,
 )
 from tests.refusal import refusal
@@ -177,28 +185,79 @@ def test_the_head_is_that_of_the_best_evaluation(target, rows, tmp_path):
     assert same(head, fit_head(target, rows, config, tmp_path, **how))  # finished: the same best
 
 
-class Logged(pl.Callback):
-    """Collects the loss that is logged at each step."""
+class Listening(pl.Callback):
+    """Writes where each process of a training listens, and the loss that it logs."""
 
-    def __init__(self):
-        self.losses = []
+    def __init__(self, file):
+        self.file = file
 
     def on_train_batch_end(self, trainer, *_):
-        self.losses.append(float(trainer.logged_metrics["loss"]))
+        loss = str(float(trainer.logged_metrics["loss"]))
+        open_ = psutil.Process().net_connections("inet")
+        hosts = {each.laddr.ip for each in open_ if each.status == psutil.CONN_LISTEN}
+        with self.file.open("a") as stream:
+            stream.write(" ".join([str(os.getpid()), loss, *hosts]) + "\n")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_passes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
+def test_passes_and_processes_share_the_rows_of_a_step(target, rows, tmp_path, optimizer):
     config, rows = replace(TINY, optimizer=optimizer), TokenRows.plain(rows)
     rows.loss[::3, 4:] = False  # so that passes differ in what counts
-    alone, parts = Logged(), Logged()
+    alone = Listening(tmp_path / "alone")
     whole = fit_head(target, rows, config, tmp_path / "whole", callbacks=[alone])
+    losses = sorted(float(line.split()[1]) for line in alone.file.open())
     half = replace(config, batch=2)
     assert not close(whole, fit_head(target, rows, half, tmp_path / "half"))
-    twice = replace(half, accumulate=2)
-    assert close(whole, fit_head(target, rows, twice, tmp_path / "parts", callbacks=[parts]))
-    assert sorted(parts.losses) == pytest.approx(sorted(alone.losses), rel=1e-4)
+    ways = {"parts": {"accumulate": 2}}
+    if optimizer == "muon":  # new processes take their time
+        ways["of two"] = {"devices": 2}
+    for name, how in ways.items():
+        seen = Listening(tmp_path / f"{name}.listening")
+        head = fit_head(target, rows, replace(half, **how), tmp_path / name, callbacks=[seen])
+        assert close(whole, head)
+        listening = [*map(str.split, seen.file.open())]
+        processes = how.get("devices", 1)
+        assert len({process for process, *_ in listening}) == processes
+        logged = sorted(float(each[1]) for each in listening)[::processes]
+        assert logged == pytest.approx(losses, rel=1e-4)
+        hosts = {host.removeprefix("::ffff:") for _, _, *own in listening for host in own}
+        assert hosts <= {"127.0.0.1", "::1"}
+        assert not list((tmp_path / name).glob(".*")), "the file that processes meet in"
+
+
+IN_TWO = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.draft_training.heads import predictable_rows, tiny_target
+from tests.draft_training.test_training import TINY, fit_head
+target, endless = tiny_target(), replace(TINY, steps=1_000_000, batch=2, devices=2)
+fit_head(target, predictable_rows(target, 12), endless, Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.long
+def test_no_process_outlives_a_killed_training(tmp_path):
+    command = [sys.executable, "-c", IN_TWO, str(tmp_path)]
+    training = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / CHECKPOINT).exists():
+        assert training.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    others = training.children()
+    assert len(others) >= 2
+    training.kill()
+    training.wait()
+    while any(map(lives, others)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def lives(process):
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 @pytest.mark.slow
@@ -212,7 +271,7 @@ def test_rows_without_anything_to_learn_are_passed_over(target, rows, tmp_path):
     assert close(one, fit_head(target, rows[:8].short(), TINY, tmp_path / "those"))
 
 
-def test_rows_that_do_not_fit_are_refused(target, rows, tmp_path):
+def test_rows_that_do_not_fit_and_devices_that_are_not_there_are_refused(target, rows, tmp_path):
     for other in (rows + target.vocab_size, -rows):
         with refusal("encode them with its tokenizer"):
             fit_head(target, other, TINY, tmp_path)
@@ -220,3 +279,7 @@ def test_rows_that_do_not_fit_are_refused(target, rows, tmp_path):
         fit_head(target, rows[:, :4], TINY, tmp_path)
     with refusal("no held-out rows"):
         fit_head(target, rows, replace(TINY, evaluate_every=2), tmp_path)
+    elsewhere = tiny_target()
+    elsewhere.device = torch.device("cuda", torch.cuda.device_count())
+    with refusal(r"draft\.devices=99"):
+        fit_head(elsewhere, rows, replace(TINY, devices=99), tmp_path)
