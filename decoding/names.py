@@ -11,5 +11,5 @@ ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Types of a model's weights."""
-PRODUCTS = ("auto", "plain", "onednn", "packed")
+PRODUCTS = ("auto", "plain", "onednn", "packed", "onednn-many", "packed-many")
 """Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""

@@ -43,15 +43,15 @@ class Model:
         owned: False: somebody else uses the model too, perhaps in other threads. Nothing of it
             is written to: its generation_config, its mode, the place of its weights, and whether
             they want gradients.
-        products: how large matrices are multiplied on a CPU: "plain", "onednn" or "packed"
-            (see `forward.onednn`), or "auto" (`choose_product`).
+        products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
+            (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
 
     Attributes:
         vocab_size: rows of the logits; a draft has its target's (`match`).
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
-        probe: tokens of the checks.
+        probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
         chat_ends: tokens that end a text by the tokenizer and its chat template;
             `nde_talf.data.text.pair.read_ends` sets them.
         forward: which one that is and why, in words.
@@ -61,6 +61,7 @@ class Model:
 
     form = "masks"
     probe: list[int]
+    noise: float
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ Before a native forward is used, its logits are compared with transformers'.
 """
 
 from copy import copy, deepcopy
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -15,8 +16,9 @@ from nde_talf.decoding.common.tensors import LARGEST
 from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.branch_session import BranchForward
 from nde_talf.decoding.models.configuration import body_of
+from nde_talf.decoding.models.forward import fused_weights
 from nde_talf.decoding.models.forward.attention import OPEN
-from nde_talf.decoding.models.forward.cpu_products import choose_product
+from nde_talf.decoding.models.forward.cpu_products import fastest
 from nde_talf.decoding.models.forward.fused_weights import NotNativeError
 from nde_talf.decoding.models.forward.native import NativeForward
 from nde_talf.decoding.models.forward.transformers import (
@@ -36,8 +38,12 @@ _ROUNDING, _AS_EXACT = 1e-5, 4
 # Between the native forward and transformers', whose norms and angles are computed in float32 at
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
-_AT_MOST = 4
-"""Factor on these bounds where a model is refused beyond them."""
+_NOISE, _AT_MOST = 3, 4
+"""Factors: on the difference between transformers' own passes, for the bound of logits, and on the
+bound without it, beyond which a fault would pass for rounding.
+"""
+_FAR = 600
+"""A position at which the native forward is compared with transformers', beside those from 0 on."""
 FAULTS = (
     *(RuntimeError, TypeError, ValueError, AttributeError, LookupError),
     *(ImportError, AssertionError),
@@ -45,6 +51,14 @@ FAULTS = (
 """Errors of a pass that a model cannot run."""
 _BEFORE = 6
 """Tokens before the tree of a check, more than a convolution of a state looks back."""
+_STRETCHES = (1 / 2, 1 / 3, 2 / 3, 1 / 4, 3 / 4)
+"""Places in the vocabulary of the tokens that checks run.
+
+At its ends are special and unused tokens and bytes, which are often untrained: on them rounding
+grows until passes that are equal differ by as much as wrong ones.
+"""
+
+
 _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
 
@@ -61,18 +75,19 @@ def choose_forward(model: Model, asked: str) -> str:
     """
     if asked not in FORWARDS:
         raise UserError(f"{model.name}: forward={asked}; choose one of {', '.join(FORWARDS)}.")
-    model.probe = _probe(model)
+    model.probe, model.noise = _probe(model)
     reason = ""
     if asked != "transformers":
         try:
             model.native = native_forward(model)
-            bound = SAME.get(model.dtype, HALF)
-            checks = _head_difference, tree_difference
+            bound = allowed(model, SAME.get(model.dtype, HALF))
+            checks = _head_difference, tree_difference, _far_difference
             difference = float(torch.tensor([check(model) for check in checks]).max())  # or NaN
             if difference <= bound:
                 return (
-                    f"native ({model.config.model_type}; over text and trees its logits are"
-                    f" transformers' to {max(difference, 1e-9):.0e} of the largest; large products:"
+                    f"native ({model.config.model_type}; over text, trees and far positions its"
+                    f" logits are transformers' to {max(difference, 1e-9):.0e} of the largest,"
+                    f" whose own agree to {max(model.noise, 1e-9):.0e}; large products:"
                     f" {model.native.way})"
                 )
             reason = (
@@ -100,7 +115,9 @@ def native_forward(model: Model, way: str | None = None) -> NativeForward:
     if reason := _foreign(model):
         raise NotNativeError(reason)
     if way is None:
-        way = choose_product(model.module, model.products, model.packs)
+        way = "plain"
+        if max(weight.numel() for weight in model.module.parameters()) >= fused_weights.LEAST:
+            way = fastest(model.module, model.products, model.packs)
     native: NativeForward = FAMILIES[model.config.model_type](
         model.body, model.lm_head, model.config, way, model.owned
     )
@@ -136,13 +153,18 @@ def cause(model: Model, error: Exception) -> str:
     return first_line(error)
 
 
-def _probe(model: Model) -> list[int]:
-    """Run a token, and return the tokens of checks, in the middle of the vocabulary.
+def allowed(model: Model, least: float) -> float:
+    """Return the difference from transformers' logits, at least `least`, that rounding explains."""
+    return min(max(least, _NOISE * model.noise), _AT_MOST * least)
 
-    At its ends are special and unused tokens and bytes, which are often untrained: on them rounding
-    grows until passes that are equal differ by as much as wrong ones.
+
+def _probe(model: Model) -> tuple[list[int], float]:
+    """Choose the tokens of checks, and measure how far transformers' own passes over them differ.
+
+    One pass is compared with one over their first half and then token by token, and sdpa with eager
+    attention. The difference is 0 where the model cannot run these.
     """
-    rows = min(model.vocab_size, model._embedded)
+    rows, found = min(model.vocab_size, model._embedded), []
     try:
         _plain(model, [0])
     except ImportError:  # of attention that takes no tree; the checks say so
@@ -152,7 +174,30 @@ def _probe(model: Model) -> list[int]:
             f"{model.name}: it cannot run a token ({cause(model, error)}). Mend that, or choose"
             " another model."
         ) from error
-    return [(rows // 2 + at) % rows for at in range(8)]
+    for place in _STRETCHES:
+        tokens = [(int(place * rows) + at) % rows for at in range(8)]
+        try:
+            noise = _own_difference(model, tokens)
+        except FAULTS:  # the checks say what a model cannot run
+            noise = 0.0
+        found.append((noise, tokens))
+        if _NOISE * noise <= _AT_MOST * SAME.get(model.dtype, HALF):
+            break
+    noise, probe = min(found)
+    return probe, noise
+
+
+def _own_difference(model: Model, tokens: list[int]) -> float:
+    whole = _plain(model, tokens)
+    memory, parts = dict[str, Any](), []
+    for part in torch.tensor([tokens], device=model.device).split([4, 1, 1, 1, 1], 1):
+        output = model.module(input_ids=part, use_cache=True, **memory)
+        memory = {model.original.memory: output[model.original.memory]}
+        parts.append(output.logits)
+    others = [torch.cat(parts, 1)]
+    if optional(model.config, "_attn_implementation") == "sdpa":
+        others.append(_plain(_configured(model, {"_attn_implementation": "eager"}), tokens))
+    return max(_apart(_middle(other), _middle(whole)) for other in others)
 
 
 def _plain(model: Model, tokens: list[int], **options: Any) -> Tensor:
@@ -240,6 +285,21 @@ def _configured(model: Model, changes: dict[str, Any]) -> Model:
     return other
 
 
+def _far_difference(model: Model) -> float:
+    """Return the difference between `hidden` and transformers' pass at far positions.
+
+    The far rows look back at the first ones.
+    """
+    far = min(_FAR, model.max_context - 3)
+    positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=model.device)
+    tokens = torch.tensor([model.probe[:6]], device=model.device)
+    blocked = torch.finfo(model.dtype).min
+    mask = torch.full((1, 1, 6, 6), blocked, dtype=model.dtype, device=model.device).triu_(1)
+    passes = model.hidden, partial(model.original, windows=model.windows)
+    ours, theirs = (model.logits(run(tokens, positions, mask, None)) for run in passes)
+    return _apart(_middle(ours), _middle(theirs))
+
+
 def _middle(logits: Tensor) -> Tensor:
     """Logits of the middle of the vocabulary: tied with huge rows, others are huge too."""
     count = logits.shape[-1]
@@ -304,7 +364,7 @@ def _mask_fault(model: Model) -> str | None:
         difference = tree_difference(model)
     except FAULTS as error:
         return f"its attention does not take a mask of one row a token ({cause(model, error)})"
-    if difference <= _AT_MOST * _CLOSE.get(model.dtype, HALF):
+    if difference <= allowed(model, _CLOSE.get(model.dtype, HALF)):
         return None
     return (
         f"in a pass over a tree its logits differ by {difference:.2g} from those of each branch"
@@ -333,7 +393,7 @@ def _by_branches(model: Model, maskless: str) -> str:
     if selected := optional(model.config, "index_topk"):
         # Beyond so many tokens, ties decide what is attended to, and they fall by a pass's length.
         model.max_context = min(model.max_context, selected)
-    bound = _AT_MOST * SAME.get(model.dtype, HALF)
+    bound = allowed(model, SAME.get(model.dtype, HALF))
     one, chunk = (differences.get(form, float("inf")) for form in ("tokens", "branches"))
     if chunk <= min(bound, max(_ROUNDING, _AS_EXACT * one)):
         return f"transformers', a tree as a batch of its branches ({maskless})"

@@ -11,6 +11,7 @@ from nde_talf import CausalModel
 from nde_talf.decoding.models.cache import KVCache
 from nde_talf.decoding.models.forward import attention, layer
 from nde_talf.decoding.models.forward.attention import attend, seen_in
+from nde_talf.decoding.models.forward.rotary import RotaryTable
 from nde_talf.decoding.models.forward.seen import Seen
 from nde_talf.decoding.models.forward.windows import Window
 from tests.decoding.families import FAMILIES, family, module, text
@@ -235,6 +236,7 @@ PLANTED = {
     "siblings": "seen_in",
     "NaN": "seen_in",
     "windows": "seen_in",
+    "positions": "RotaryTable.at",
     "norms": "Norm.__call__",
 }
 SOME = ("mistral", "gemma-2")
@@ -249,8 +251,8 @@ def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkey
     """The plain pass over a few tokens is right in most cases."""
     model = untrained(name, dtype)
     whole = CausalModel(model)
-    assert "over text and trees its logits are transformers'" in whole.forward
-    norm = layer.Norm.__call__
+    assert "over text, trees and far positions its logits are transformers'" in whole.forward
+    at, norm = RotaryTable.at, layer.Norm.__call__
 
     def seen(window, mask, rows, columns, cached, *others, **more):
         if cached and mask is not None:  # siblings see one another
@@ -261,6 +263,7 @@ def test_faults_are_found_at_loading_beside_untrained_tokens(name, dtype, monkey
 
     wrong = {
         "seen_in": seen,
+        "RotaryTable.at": lambda table, positions: at(table, positions.clamp(max=20)),
         "Norm.__call__": lambda own, states: norm(own, states) * 1.2,
     }
     for fault, place in PLANTED.items():

@@ -6,7 +6,10 @@ onednn:  oneDNN on the weights as they are.
 packed:  oneDNN on a copy in its own order of blocks: one reading of the weights, whether for one
          row or for sixteen.
 
-`python -m benchmarks.forward rows` shows all three.
+With `-many` behind its name a way is for two rows and more, and one row is multiplied plainly: on
+an Intel Xeon that takes 84 ms a pass in place of 104.
+
+`fastest` chooses by measuring; `python -m benchmarks.forward rows` shows all three.
 """
 
 from collections.abc import Sequence
@@ -53,14 +56,21 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
 
 
 class OneDNNLinear(Linear):
-    """A product by oneDNN on the weights as they are."""
+    """A product by oneDNN on the weights as they are.
+
+    Attributes:
+        fewest: rows from which on oneDNN multiplies.
+    """
+
+    fewest = 1
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out].
 
         oneDNN's operation records no gradients and is not cast by autocast: then torch multiplies.
         """
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        few = states.numel() < self.fewest * states.shape[-1]
+        if few or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return torch.cat([F.linear(states, part.weight, part.bias) for part in self.parts], -1)
         return in_blocks(states, self.weight, self.bias)
 
@@ -112,4 +122,7 @@ def linear(parts: Sequence[nn.Module], way: str = "plain", moves: bool = True) -
         return Apart([linear([part], way) for part in parts])
     if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LEAST:
         return Linear(parts)
-    return PackedLinear(parts) if way == "packed" else OneDNNLinear(parts)
+    kind, _, many = way.partition("-")
+    product = PackedLinear(parts) if kind == "packed" else OneDNNLinear(parts)
+    product.fewest = 2 if many else 1
+    return product
