@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.traces.super_trees import (
     Draft,
@@ -18,7 +19,6 @@ from nde_talf.data.traces.super_trees import (
     super_trees,
 )
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout, super_tree_layout
 

@@ -36,7 +36,7 @@ class Action(NamedTuple):
 
 
 def canonical(action: Action) -> Action:
-    """The representative of all actions that draft the same tree: single paths are (1, 0, L)."""
+    """Return the representative of all actions that draft one tree: single paths are (1, 0, L)."""
     k, l1, l2 = action
     return Action(1, 0, l1 + l2) if k == 1 or l2 == 0 else Action(k, l1, l2)
 
@@ -52,7 +52,7 @@ TREE_INDEX: dict[Action, int] = {tree: i for i, tree in enumerate(TREES)}
 
 
 def tree_index(action: Action) -> int:
-    """Index into `TREES` of the tree that `action` drafts.
+    """Return the index into `TREES` of the tree that `action` drafts.
 
     Raises KeyError outside the action space.
     """

@@ -1,4 +1,4 @@
-"""Between host and device: what makes the host wait, in one place.
+"""Transfers between host and device, and waits of the host, in one place.
 
 A synchronisation is a wait of the host for all that the device was asked to do. Reading a tensor is
 one; so is a plain copy to a device, which is why everything goes up through `upload`.
@@ -32,7 +32,7 @@ def synchronised(clock: Callable[[], float], device: torch.device) -> Callable[[
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """`host` on `device`, without waiting for it."""
+    """Copy `host` to `device`, without waiting for it."""
     if asynchronous(device):
         return host.pin_memory().to(device, non_blocking=True)
     return host if host.device == device else host.to(device)

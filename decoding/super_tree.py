@@ -42,7 +42,7 @@ class SuperTreeLayout:
 
 @cache
 def super_tree_layout(k: int = K_MAX, l1: int = L1_MAX, l2: int = L2_MAX) -> SuperTreeLayout:
-    """The layout of (l1 + 1)(1 + k l2) rows."""
+    """Make the layout of (l1 + 1)(1 + k l2) rows."""
     points = l1 + 1
     paths = (points + torch.arange(points * k * l2)).view(l2, points, k).permute(1, 2, 0)
     parents = torch.empty(points * (1 + k * l2), dtype=torch.long)

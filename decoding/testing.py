@@ -70,7 +70,7 @@ class EnumeratedRng(Rng):
 
 
 def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:
-    """(outcome, probability) of `experiment(rng)` for every sequence of its random decisions."""
+    """Yield (outcome, probability) of `experiment(rng)` for every sequence of its decisions."""
     script: list[int] = []
     while True:
         rng = EnumeratedRng(script)
@@ -85,7 +85,7 @@ def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:
 
 
 def exact_law(experiment: Callable[[Any], Hashable]) -> dict[Hashable, float]:
-    """Probability of every outcome of `experiment(rng)`, which draws from `rng` alone and ends."""
+    """Return the law of `experiment(rng)`, which draws from `rng` alone and ends, by outcome."""
     law: dict[Hashable, float] = defaultdict(float)
     for outcome, probability in outcomes(experiment):
         law[outcome] += probability
@@ -93,5 +93,5 @@ def exact_law(experiment: Callable[[Any], Hashable]) -> dict[Hashable, float]:
 
 
 def expectation(experiment: Callable[[Any], float]) -> float:
-    """Expected value of `experiment(rng)`."""
+    """Return the expected value of `experiment(rng)`."""
     return sum(value * probability for value, probability in outcomes(experiment))

@@ -171,6 +171,6 @@ class WarpedRows:
         return rows
 
     def seen(self, node: int) -> Tensor:
-        """The row as features look at it."""
+        """Return the distribution for selector features."""
         look = feature_setting(self.setting)
         return self[node] if look is self.setting else warp(self.logits[node], look)

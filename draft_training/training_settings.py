@@ -218,9 +218,8 @@ class HeadConfig(TrainingConfig):
     """Tokens that the head can draft, the most frequent of the training rows: their number
     (EAGLE-3's code has 32,000), or the share of the text that they cover. None: all.
 
-    auto: 0.98, where the time that this saves a step, as measured when the training begins, is more
-    than it costs in accepted tokens; else all, and of targets with less than 8,192 tokens. A warm
-    start keeps the vocabulary that it has.
+    auto: 0.98, and all of targets with less than 8,192 tokens. A warm start keeps the vocabulary
+    that it has.
     """
     warm_start: Place | None = None
     """Folder of an exported head: the training starts from its weights, not from random ones."""

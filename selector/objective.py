@@ -94,7 +94,7 @@ def best_static(efficiency: Tensor, seconds: Tensor) -> int:
 
     Roots are at equal distances in a text, so a mean over roots is a mean over tokens, and times
     per token add up. Example: a step takes 1 s and commits 1 token in one half of a text, 9 in the
-    other. Then 18 tokens take 9 + 1 steps: 1.8 tokens/s. The mean over roots of the tokens a step
+    other. Then 18 tokens take 9 + 1 steps: 1.8 tokens/s. The mean over roots of the tokens per step
     is 5, and no decoder reaches that: it takes most of its steps in the slow half.
 
     Args:

@@ -177,6 +177,40 @@ def test_the_loop_is_read_in_an_afternoon():
     assert len(sizes) <= 30 and sum(sizes.values()) <= 25_000
 
 
+HABITS = {
+    "that of": r"\b(?:that|those) of\b",
+    "a module that knows, a class that is told": r"\b[Kk]nows\b|\b(?:is|are|was|were) told\b",
+    "goes on, lies, stands, is said": r"\b(?:go(?:es|ing)?|went) on\b|\blies?\b"
+    r"|\bstands?\b(?! (?:in )?for)|\b(?:is|are) said\b",
+    "a for per": r"\b(?:bytes|nodes|passes|rows|tokens) an? (?:level|row|step|text|token)\b(?! of)",
+    "a clause as a noun": r"\A(?:What|Where|How|Whether)\b",
+}
+"""Habits of docstrings and comments that a pattern finds; CONTRIBUTING.md asks for plain English."""
+
+
+def prose(module: str) -> Iterator[str]:
+    """The docstrings and comments of a module, each on one line."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield " ".join(str(node.value.value).split())
+    with FILES[module].open("rb") as opened:
+        for token in tokenize.tokenize(opened.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.string
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_docstrings_and_comments_are_plain(habit):
+    pattern = re.compile(HABITS[habit])
+    found = [
+        f"{module}: ...{text[max(0, match.start() - 40) : match.end() + 40]}..."
+        for module in FILES
+        for text in prose(module)
+        if (match := pattern.search(text))
+    ]
+    assert not found
+
+
 if __name__ == "__main__":
     for name, size in sorted(modules_of_the_loop().items(), key=lambda item: -item[1]):
         print(f"{size:7,} {name}")

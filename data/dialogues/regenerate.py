@@ -30,7 +30,7 @@ def regenerate(
     "And 3 + 3?", assistant: "6"].
 
     A dialogue ends before a question that does not fit, before an empty answer, and after an answer
-    that was still going on after `new_tokens` tokens (it is then `cut`). A dialogue without any
+    that had not ended after `new_tokens` tokens (it is then `cut`). A dialogue without any
     answer is left out.
 
     Args:

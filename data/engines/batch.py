@@ -88,7 +88,7 @@ def _prefilled(
             last, before = own.append(prompt[own.length :])[-1], prompt
         ends.append(last)
         for index, layer in enumerate(own.cache.layers):
-            if layer.states is None:  # it reads those of another layer
+            if layer.states is None:  # it reads another layer's
                 continue
             both = layer.keys[:, :, : own.length], layer.values[:, :, : own.length]
             if row == 0:

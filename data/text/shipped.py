@@ -18,7 +18,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SHIPPED = Path(__file__).parents[2] / "checkpoints" / SMALL
 TARGET, DRAFT = "target", "draft"
 PORTABLE = "shipped:"
-"""Begins a place in the shipped folder where it is recorded: a checkout may lie elsewhere."""
+"""Begins a place in the shipped folder where it is recorded: a checkout may be elsewhere."""
 AGAIN = "take it from the repository or install the package again"
 
 

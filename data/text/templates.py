@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -19,7 +18,7 @@ from nde_talf.data.text.conversation import (
 from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.models.end_tokens import end_tokens
 from nde_talf.decoding.models.gguf import model_folder
-from nde_talf.decoding.models.loading import check_files, read_config
+from nde_talf.decoding.models.loading import read_config
 
 PROBE = "an answer that stands for any other 5c1d"
 """An answer whose place in a rendered conversation shows what the template adds."""
@@ -36,7 +35,6 @@ def load_tokenizer(where: Any, name: str = "model.target") -> PreTrainedTokenize
     """
     where = model_folder(where, name)
     try:
-        check_files(Path(where))
         tokenizer: Any = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         if len(tokenizer("a text")["input_ids"]) < 1 or len(tokenizer) < 2:
             raise ValueError("its vocabulary does not hold the letters of a text")

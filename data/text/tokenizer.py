@@ -45,7 +45,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.Tensor:
     """Lay documents end to end and cut into rows [rows, length].
 
-    Before each stand the end of a text, and what the tokenizer begins one with. There is no
+    Before each come the end of a text, and what the tokenizer begins one with. There is no
     padding; the last, shorter row is dropped.
 
     Args:

@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 
 def samples(count: int, seed: int = 0) -> np.ndarray:
-    """Indices [RESAMPLES, count] of the prompts of every bootstrap sample, drawn with replacement.
+    """Draw the prompts of every bootstrap sample with replacement: indices [RESAMPLES, count].
 
     Figures of the same prompts use one seed, so that both sides of a ratio are resampled together.
     """
@@ -65,7 +65,7 @@ def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
 
 
 def shown(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
-    """Format as "1.42 [1.31, 1.55]"; a dash for what was not measured."""
+    """Format as "1.42 [1.31, 1.55]"; a figure that was not measured is a dash."""
     if not values:
         return "–"
     value, low, high = (f"{x:.{digits}f}" for x in values)
@@ -73,5 +73,5 @@ def shown(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
 
 
 def times(values: list[float] | None) -> str:
-    """A speed-up: "1.42× [1.31, 1.55]"."""
+    """Format a speed-up as "1.42× [1.31, 1.55]"."""
     return shown(values, unit="×")

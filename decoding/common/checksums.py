@@ -29,7 +29,7 @@ class _Checksums(TypedDict):
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
+    """Return the SHA-256 of a file, hexadecimal."""
     with opened(path) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -41,9 +41,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 
 
-def write_atomically(
-    path: Path, write: Callable[[Path], object], before: Path | None = None
-) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file or folder under a temporary name, then move it to `path`.
 
     Nothing half-written is ever left under `path`, and what was there stays until the new one is
@@ -52,7 +50,6 @@ def write_atomically(
     Args:
         path: the place of the finished file or folder.
         write: gets the temporary path and writes there.
-        before: where the file that was at `path` goes; None drops it.
 
     Raises:
         UserError: the disk is full or broken, or `path` is a link.
@@ -65,8 +62,6 @@ def write_atomically(
         for part in [temporary, *(temporary.rglob("*") if temporary.is_dir() else ())]:
             part.chmod(part.stat().st_mode | (0o755 if part.is_dir() else 0o644) & ~_UMASK)
             _to_disk(part)
-        if before is not None and path.exists():
-            os.replace(path, before)
         replace(temporary, path)
     except BaseException as error:
         remove(temporary)
@@ -192,7 +187,7 @@ def write_json(path: Path, content: object) -> None:
 def read_json(
     path: Path, kind: Any = dict[str, Any], again: str = "delete it and make it again"
 ) -> Any:
-    """The content of a JSON file.
+    """Read the content of a JSON file.
 
     Args:
         path: the file.
@@ -268,7 +263,7 @@ def read_sealed(path: Path, again: str) -> dict[str, Any]:
 
 
 def content_digest(content: object) -> str:
-    """SHA-256 of a JSON value, whatever the order of its keys and its white space."""
+    """Return the SHA-256 of a JSON value, whatever the order of its keys and its white space."""
     return hashlib.sha256(
         json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

@@ -45,6 +45,7 @@ class Workers:
 
     def __init__(self, make: Callable[[], Any], count: int, address: str | None, gpus: float):
         self.make, self.count, self.address, self.gpus = make, count, address, gpus
+        self._actors: list[Any] = []
         self._free: list[Any] = []  # actors without work
         self._starting: dict[Any, Any] = {}  # actors by a future that is there once they started
         self._running: dict[Any, tuple[int, Any]] = {}  # unit and actor by the future of the result
@@ -54,11 +55,7 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         """End the workers, whatever they are doing."""
-        for actor in [
-            *self._free,
-            *self._starting.values(),
-            *(actor for _, actor in self._running.values()),
-        ]:
+        for actor in self._actors:
             self._ray.kill(actor)
 
     def map(
@@ -143,8 +140,8 @@ class Workers:
 
     def _start(self, count: int) -> None:
         """Make actors until there are `count`."""
-        for _ in range(count - len(self._free) - len(self._starting) - len(self._running)):
-            actor = self._kind.remote()
+        for _ in range(count - len(self._actors)):
+            self._actors.append(actor := self._kind.remote())
             self._starting[actor.started.remote()] = actor
 
     def _next(self) -> Any:
@@ -221,11 +218,6 @@ def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
             f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: the"
             f" cluster has {'; '.join(map(_shown, nodes))}, room for {room}. Lower engine.workers"
             " or engine.gpus, or start Ray on more machines (ray.address)."
-        )
-    free = ray.available_resources()
-    if free.get("GPU", 0) < workers * gpus:
-        console.print(
-            f"! {_shown(free)} are free: some of {workers} workers start when other jobs have ended"
         )
 
 

@@ -5,32 +5,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
-from rich.highlighter import ReprHighlighter
 from rich.text import Text
-from rich.theme import Theme
 
 from nde_talf.decoding.common.errors import masked
 
 EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
 T = TypeVar("T")
-
-
-class Marked(ReprHighlighter):
-    """Colours numbers and paths, and the mark at the start of a line.
-
-    A line "! ..." warns, and "✓ ..." reports something done.
-    """
-
-    highlights: ClassVar[list[str]] = [
-        *ReprHighlighter.highlights,
-        r"^(?P<warned>[!↻·])(?= )",
-        r"^(?P<done>✓)(?= )",
-    ]
 
 
 class Plain(Console):
@@ -43,12 +28,7 @@ class Plain(Console):
 
 # Messages hold names and paths of a user, such as /data/[v2]/llama: nothing in them is markup or an
 # emoji.
-console = Plain(
-    markup=False,
-    emoji=False,
-    highlighter=Marked(),
-    theme=Theme({"repr.warned": "yellow", "repr.done": "green"}),
-)
+console = Plain(markup=False, emoji=False)
 
 
 class Rate(bars.ProgressColumn):
@@ -96,7 +76,7 @@ def working(title: str) -> Iterator[None]:
 
 @dataclass
 class Activity:
-    """Something that is going on; `total` is 0 where it cannot be counted.
+    """Work in progress; `total` is 0 where it cannot be counted.
 
     tokens: that were made so far; 0 where none are.
     """
@@ -149,7 +129,7 @@ def activity(title: str, total: int = 0, unit: str = "", done: int = 0) -> Itera
 
 @contextmanager
 def reporting(stage: str) -> Iterator[None]:
-    """Print a line on what is going on every so often.
+    """Print a line about the activities every so often.
 
     On a terminal, where bars show the rest, there is one only while tokens are made.
     """

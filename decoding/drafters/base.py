@@ -114,7 +114,7 @@ class Drafter:
         raise NotImplementedError
 
     def seen(self) -> tuple[Tensor, Tensor]:
-        """Return q [V] at the token before the root and at the root, as features look at it."""
+        """Return q [V] at the token before the root and at the root, for selector features."""
         return self.previous.q, self.root.q
 
 

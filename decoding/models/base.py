@@ -40,9 +40,9 @@ class Model:
     """Wraps a transformers causal LM whose attention takes an additive mask.
 
     Args:
-        owned: False: somebody else goes on using the model, perhaps in other threads.
-            Nothing of it is written to: its generation_config, its mode, where its weights lie and
-            whether they want gradients.
+        owned: False: somebody else uses the model too, perhaps in other threads. Nothing of it
+            is written to: its generation_config, its mode, the place of its weights, and whether
+            they want gradients.
         products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
             (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
@@ -52,8 +52,8 @@ class Model:
         native: the native forward; None: passes are transformers'.
         original: the pass as transformers runs it.
         probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
-        chat_ends: tokens that end a text by the tokenizer and its chat template, which whoever
-            knows these sets (`nde_talf.data.text.pair.read_ends`).
+        chat_ends: tokens that end a text by the tokenizer and its chat template;
+            `nde_talf.data.text.pair.read_ends` sets them.
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.
@@ -112,8 +112,7 @@ class Model:
         self._readers: dict[tuple[int, ...], Callable[..., Tensor]] = {}
 
     def __deepcopy__(self, memo: dict) -> "Model":
-        # never trained, so what uses it and is copied (an average of weights) goes on using this
-        # one
+        # Never trained: copies of its users (an average of weights) share it.
         return self
 
     def match(self, rows: int) -> None:
@@ -160,8 +159,8 @@ class Model:
     ) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
-        `mask` [B or 1, 1, n, m] is additive (0 or the dtype's minimum): what may be seen at all of
-        the last m slots, those of the cache and then the rows. All rows see the slots before, which
+        `mask` [B or 1, 1, n, m] is additive (0 or the dtype's minimum) over the last m slots, first
+        the cache's and then the rows. All rows see the slots before, which
         hold the text, slot i its token i. The model's own windows are added here. None is the plain
         causal pass.
         """
@@ -185,7 +184,7 @@ class Model:
             states = with_features(self.original, features, *inputs)
         else:
             states = self.original(*inputs)
-        return states.to(self.device)  # the last layer may lie on another device
+        return states.to(self.device)  # the last layer may be on another device
 
     def session(self, layers: Sequence[int] = (), static: Any = None) -> TreeSession:
         """Make the session of a sequence, whose states `reader(layers)` returns.

@@ -162,7 +162,7 @@ class KVCache(Cache):
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Keep the first `length` slots, then `slots` in this order.
 
-        Everything else is dropped. Slots that lie there already (length, length + 1, ...) are not
+        Everything else is dropped. Slots in their place already (length, length + 1, ...) are not
         moved.
         """
         inside = 0

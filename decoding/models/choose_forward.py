@@ -39,8 +39,8 @@ _ROUNDING, _AS_EXACT = 1e-5, 4
 # the widest.
 SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
 _NOISE, _AT_MOST = 3, 4
-"""How many times the difference between transformers' own passes logits may differ, and how many
-times the bound without it: beyond, a fault would pass for rounding.
+"""Factors: on the difference between transformers' own passes, for the bound of logits, and on the
+bound without it, beyond which a fault would pass for rounding.
 """
 _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""

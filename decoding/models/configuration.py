@@ -1,4 +1,4 @@
-"""What decoding reads of a transformers model's configuration."""
+"""Fields of a transformers model's configuration that decoding reads."""
 
 import math
 from typing import cast
@@ -49,7 +49,7 @@ def forget_sampling_advice(module: PreTrainedModel) -> None:
 
 
 def scale_and_cap(config: PretrainedConfig) -> tuple[float, float | None]:
-    """A `Readout`'s scale and cap, as a model's text configuration says."""
+    """Return a `Readout`'s scale and cap from a model's text configuration."""
     factors, divisors = (
         math.prod(optional(config, name) or 1.0 for name in names)
         for names in (_FACTORS, _DIVISORS)

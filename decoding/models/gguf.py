@@ -8,11 +8,9 @@ import tempfile
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 from filelock import FileLock
-from rich.filesize import decimal
 
 from nde_talf.decoding.common.checksums import file_digest, write_checksums
 from nde_talf.decoding.common.errors import UserError, first_line
@@ -93,10 +91,7 @@ def _convert(file: Path, digest: str, where: str, folder: Path) -> None:
     import torch
 
     with reading(where, AGAIN):
-        size = _size(file)
-    if size > (free := disk_usage(folder.parent).free):
-        raise _no_room(folder, f"it takes {decimal(size)}, and {decimal(free)} are free")
-    with reading(where, AGAIN):
+        _check_positions(file)
         loaded, tokenizer = _read(file)
         facts = loaded.config.to_dict()
         for one in ("quantization_config", "_name_or_path"):  # the weights are dequantised
@@ -115,12 +110,8 @@ def _convert(file: Path, digest: str, where: str, folder: Path) -> None:
         raise _no_room(folder, first_line(error)) from error
 
 
-def _size(file: Path) -> int:
-    """Return the size of the conversion in bytes.
-
-    Raises:
-        ValueError: the file scales its positions, which transformers' reader leaves out.
-    """
+def _check_positions(file: Path) -> None:
+    """Raise ValueError if the file scales its positions, which transformers' reader leaves out."""
     from gguf import GGUFReader
 
     reader = GGUFReader(file)
@@ -128,7 +119,6 @@ def _size(file: Path) -> int:
     scaled += [name for name in reader.fields if ".rope.scaling." in name]
     if scaled:
         raise ValueError(f"{scaled[0]}: transformers' reader leaves scaled positions out")
-    return 2 * sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 def _read(file: Path) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
 from nde_talf.decoding.common.arguments import checked
@@ -44,13 +44,9 @@ _SIZES = (
     "factor",
 )
 """Fields of config.json that are positive."""
-_WIDTHS = ("hidden_size", "vocab_size", "intermediate_size", "num_experts", "num_local_experts")
-"""Fields that count rows of matrices, or more, each as wide as a hidden state."""
 RESTORE = "train or export the model again; a folder of converted GGUF may be deleted"
 MOST = 4
 """Names that an error lists."""
-_NUMBERS_IN_A_BYTE = 8
-"""Numbers that the tightest quantisation packs, and more than any there is."""
 _OTHER_HEADS = re.compile("Classif|Reward|Score|Regress|ValueHead|Critic|QuestionAns|MaskedLM")
 """Architectures of models with another output than a next token."""
 _HEADS = ("score", "classifier", "v_head", "value_head", "reward_head", "qa_outputs")
@@ -73,10 +69,10 @@ def load_module(
     images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
 
     Raises:
-        UserError: there is no causal LM; a library that reads its quantised weights is missing; its
-            checksums (of a model that this project trained) are not those of its files; a weight is
-            missing, has another shape than config.json says, belongs to a layer in which
-            config.json knows of none, or is not a finite number. The message names `name`, the
+        UserError: there is no causal LM; a library that reads its quantised weights is missing; the
+            checksums of a model that this project trained do not match its files; a weight is
+            missing, has another shape than config.json says, belongs to no layer of config.json,
+            or is not a finite number. The message names `name`, the
             folder and the weights.
     """
     check_device(device, "device")
@@ -119,11 +115,11 @@ def read_config(where: str | Path, name: str) -> "PretrainedConfig":
     where = model_folder(where, name)
     folder = Path(where)
     try:
-        check_files(folder)
+        if (folder / "config.json").exists():
+            check_fields(read_json(folder / "config.json", again="download the model again"))
         if lacking := lacks(folder):
             raise UserError(f"{name}={where}: {lacking}.")
         config = AutoConfig.from_pretrained(str(where), trust_remote_code=False)
-        check_claims(folder, config)
     except UserError:
         raise
     except Exception as error:
@@ -164,89 +160,14 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
     )
 
 
-def check_files(folder: Path) -> None:
-    """Check a folder before a library reads it; a hub name is passed over.
-
-    Raises:
-        UserError: a file in it is a pipe or a device, or config.json is no JSON.
-        ValueError: config.json holds a number that no model has.
-    """
-    for file in folder.glob("*.*"):
-        if not (file.is_file() or file.is_dir()):
-            raise UserError(f"{file}: it is no regular file. Put a file in its place.")
-    if (folder / "config.json").exists():
-        _check_numbers_of(read_json(folder / "config.json", again="download the model again"))
-
-
-def _check_numbers_of(config: dict[str, Any], within: str = "") -> None:
+def check_fields(config: dict[str, Any], within: str = "") -> None:
     """Raise ValueError for a number that is not finite, or a size that is not positive."""
     for name, value in config.items():
         if isinstance(value, dict) and name in ("text_config", "rope_parameters", "rope_scaling"):
-            _check_numbers_of(value, f"{within}{name}.")
+            check_fields(value, f"{within}{name}.")
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if number and not (math.isfinite(value) and (value > 0 or name not in _SIZES)):
             raise ValueError(f"its config.json says {within}{name}={value}, which no model has")
-
-
-def check_claims(folder: Path, config: "PretrainedConfig") -> None:
-    """Compare the sizes that config.json claims with the safetensors files beside it.
-
-    This happens before anything is allocated. A hub name, and a folder with other weights, is
-    passed over.
-
-    Raises:
-        ValueError: it claims more layers than there are tensors, or a matrix that is larger than
-            all of the files; a matrix holds integers and is not quantised; a tensor is there twice.
-        FileNotFoundError: the index names a file that is not there.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        return
-    tensors = _count_tensors(files, not optional(config, "quantization_config"))
-    numbers = _NUMBERS_IN_A_BYTE * sum(file.stat().st_size for file in files)
-    text, heads = config.get_text_config(), ("num_attention_heads", "num_key_value_heads")
-
-    def size(name: str) -> int:
-        value = optional(text, name)
-        return value if isinstance(value, int) else 0
-
-    rows = numbers // max(1, size("hidden_size"))
-    claimed = dict.fromkeys((*_WIDTHS, *heads), rows)
-    claimed |= {"num_hidden_layers": tensors, "head_dim": rows // max(1, *map(size, heads))}
-    for name, largest in claimed.items():
-        if size(name) > largest:
-            raise ValueError(
-                f"its config.json claims {name}={size(name)}, more than its weights hold"
-            )
-
-
-def _count_tensors(files: list[Path], plain: bool) -> int:
-    """Count the tensors of safetensors files, all that the index names.
-
-    Raises ValueError for one that is stored twice.
-
-    plain: matrices of integers are refused too, as their scales are unknown.
-    """
-    index = files[0].with_name("model.safetensors.index.json")
-    shards = {*read_json(index)["weight_map"].values()} if index.exists() else set()
-    if missing := {name for name in shards if not index.with_name(name).exists()}:
-        raise FileNotFoundError(f"there is no {min(missing)}, which its index names")
-    count, sharded = 0, set[str]()
-    for file in files:
-        with safe_open(file, "pt") as opened:
-            names = opened.keys()
-            for name in names if plain else ():
-                part = opened.get_slice(name)
-                if name.endswith("weight") and part.get_dtype()[0] in "IU" and part.get_shape()[1:]:
-                    raise ValueError(
-                        f"{file.name}: {name} holds integers, and its config.json has no"
-                        " quantization_config that says what they mean"
-                    )
-        if file.name in shards and (twice := sharded.intersection(names)):
-            raise ValueError(f"{min(twice)} is in several of its files")
-        sharded.update(names if file.name in shards else ())
-        count += len(names)
-    return count
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:

@@ -176,7 +176,7 @@ class FixedCache(KVCache):
     Passes write where a tensor says, so that a captured graph can be replayed.
 
     Args:
-        shared: layers of one shape lie in one tensor, so that a move is one. torch.compile wants a
+        shared: layers of one shape share one tensor, so that a move is one. torch.compile wants a
             tensor for each.
     """
 

@@ -20,7 +20,7 @@ class DecodingState:
         context: committed tokens, root included.
         room: how deep a tree may be before the context is full.
         p_previous: [V]. The target's distribution at the token before the root (its pass on the
-            root has not happened), as features look at it: unwarped at temperature 0
+            root has not happened), for selector features: unwarped at temperature 0
             (`nde_talf.decoding.sampling.sampling_setting.feature_setting`).
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.

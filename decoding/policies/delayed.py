@@ -23,7 +23,7 @@ def within(action: Action, room: int) -> Action:
 
 
 def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
-    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
+    """Draft a (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
 
     For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that
     draw the same tokens share their nodes.

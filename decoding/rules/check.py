@@ -16,18 +16,14 @@ TOLERANCE = 1e-3
 """Largest error of a distribution's sum."""
 
 
-def check_rows(name: str, rows: Tensor, first: int = 0) -> None:
-    """Raise ValueError unless `rows` [n, V] are finite, not negative and sum to 1.
-
-    first: number of the node that the first row belongs to.
-    """
-    masses, smallest = rows.sum(-1).tolist(), rows.amin(-1).tolist()
-    for node, (mass, least) in enumerate(zip(masses, smallest, strict=True), first):
-        if not (abs(mass - 1) <= TOLERANCE and least >= 0):  # neither is true of NaN
-            raise ValueError(
-                f"{name}: node {node} is no distribution: its sum is"
-                f" {mass:.6g}, its smallest number {least:.6g}."
-            )
+def _check_row(row: Tensor, node: int) -> None:
+    """Raise ValueError unless q [V] of `node` is finite, not negative and sums to 1."""
+    mass, least = float(row.sum()), float(row.min())
+    if not (abs(mass - 1) <= TOLERANCE and least >= 0):  # neither is true of NaN
+        raise ValueError(
+            f"tree.q: node {node} is no distribution: its sum is {mass:.6g}, its smallest number"
+            f" {least:.6g}."
+        )
 
 
 def _check_topology(tree: DraftTree, vocabulary: int) -> None:
@@ -66,7 +62,7 @@ def _check_draws(tree: DraftTree, vocabulary: int, drawn: bool) -> None:
                 raise ValueError(
                     f"tree.q: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}]."
                 )
-            check_rows("tree.q", row[None], node)
+            _check_row(row, node)
         if not children or not drawn:
             continue
         if row is None:

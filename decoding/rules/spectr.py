@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from nde_talf.decoding.registry import IID
-from nde_talf.decoding.rules.residual import Node, excess, ratio, where
+from nde_talf.decoding.rules.residual import Node, excess, ratio
 from nde_talf.decoding.rules.sums import rows_at_once
 from nde_talf.decoding.rules.walk import Rule, rule
 
-TURNS = 12
-"""Steps of the search in many rows, which does not stop early; any valid rho is lossless."""
+TURNS = 20, 48
+"""Steps of the search in many rows of float32, and of float64; any valid rho is lossless."""
 
 
 class KSeq(NamedTuple):
@@ -47,8 +48,8 @@ class SpecTr(Rule):
         """Return rho for the node's number of draws; it stays as it is."""
         if node.count == 1:
             return KSeq()  # speculative sampling; its acceptance is not asked for
-        sums, exact = partial_sums(node.p, node.q), node.p.dtype == torch.float64
-        return k_seq(*threshold(sums, node.count, exact), node.count)
+        covered, exact = cache(partial_sums(node.p, node.q)), node.p.dtype == torch.float64
+        return k_seq(*threshold(covered, node.count, exact), node.count)
 
     def chance(self, px: Any, qx: Any, state: KSeq, left: Any = None) -> Any:
         """Return min(1, p(x) / (rho q(x)))."""
@@ -86,13 +87,21 @@ class SpecTr(Rule):
 
 
 def k_seqs(p: Tensor, q: Tensor, k: int) -> KSeq:
-    """Return the states for k draws at rows of p, q [R, V]."""
+    """Return the states for k draws at rows of p, q [R, V], by halving the bracket [1, k]."""
 
-    def covered(rho: Tensor) -> Tensor:
+    def sums(rho: Tensor) -> Tensor:
         return (1 - excess(p, q, rho).sum(-1, dtype=torch.float64)).clamp(min=0)
 
-    one = p.new_ones(len(p), dtype=torch.float64)
-    return k_seq(*threshold(covered, k, p.dtype == torch.float64, one), k)
+    high = p.new_ones(len(p), dtype=torch.float64)
+    covered = sums(high)
+    valid = acceptance(high, covered, k) <= covered
+    low, high = high, torch.where(valid, high, float(k))
+    for _ in range(TURNS[p.dtype == torch.float64]):
+        middle = (low + high) / 2
+        covered = sums(middle)
+        valid = acceptance(middle, covered, k) <= covered
+        low, high = torch.where(valid, low, middle), torch.where(valid, middle, high)
+    return k_seq(high, sums(high), k)
 
 
 def partial_sums(p: Tensor, q: Tensor) -> Callable[[float], float]:
@@ -116,58 +125,26 @@ def k_seq(rho: Any, covered: Any, k: int) -> KSeq:
     return KSeq(rho, accepted, min(accepted / covered, 1.0) if covered > 0 else 0.0)
 
 
-def threshold(
-    covered: Callable[[Any], Any], k: int, exact: bool = False, one: Any = 1.0
-) -> tuple[Any, Any]:
-    """Return (rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws.
+def threshold(covered: Callable[[float], float], k: int, exact: bool) -> tuple[float, float]:
+    """Return (rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws at one node.
 
-    rho* solves p_acc = covered (Algorithm 3), that is x = g(covered(x)) where g(b) = b / (1 - (1 -
-    b)^(1/k)). covered grows and g falls, so g(covered(1)) is an upper bound. A secant on
-    g(covered(x)) - x inside the bracket takes about four reductions.
+    rho* solves p_acc = covered (Algorithm 3). covered grows and p_acc falls, so that the root is
+    found inside [1, k], and any rho above it is valid too.
 
-    Args:
-        covered: of a number for one node, of a tensor [B] for B nodes.
-        k: how many draws each of them has.
-        exact: to 1e-13 instead of 1e-5, which float32 rows allow.
-        one: 1, or ones [B].
+    exact: to 1e-13 instead of 1e-5, which float32 rows allow.
     """
-    many, tolerance = isinstance(one, Tensor), 1e-13 if exact else 1e-5
-    best = covered(one)
-    valid = acceptance(one, best, k) <= best
-    if not many and valid:
-        return one, best
-    bracketed = done = valid
-    low, last, ahead = one, one, inverse(best, k) - 1
-    bound = (1 + ahead) * (1 + tolerance)
-    high = where(bracketed, one, where(bound > k, k, bound))
-    x = where(bracketed, one, 1 + (high - 1) / (0.7 + 0.3 * k))  # near the root for typical rows
-    for turn in range(TURNS if many else 100):
-        b = covered(x)
-        value, y = acceptance(x, b, k) - b, inverse(b, k) - x
-        valid = value <= 0
-        inside = x < high
-        bracketed = valid | (bracketed & inside)
-        low, high = where(valid, low, x), where(valid, x, where(inside, high, k))
-        best = where(valid, b, best)
-        narrow = high - low <= tolerance * high
-        flat = valid & (value >= -tolerance) & (not exact)  # p and q hardly differ
-        done = done | (bracketed & (narrow | flat))
-        if not many and done:
-            return high, best
-        slope = (x - last) / (y - ahead) if many or y != ahead else math.inf
-        guess = (x - y * slope) * (1 + tolerance)
-        guess = where(guess > high, high, guess)
-        last, ahead = x, y
-        x = where(done | narrow, high, where((low < guess) & (turn < 12), guess, (low + high) / 2))
+
+    def surplus(rho: float) -> float:
+        total = covered(rho)
+        return total - acceptance(rho, total, k)
+
+    tolerance = 1e-13 if exact else 1e-5
+    if surplus(1.0) >= 0:
+        return 1.0, covered(1.0)
     # Where p and q hardly meet, rounding hides where the two sides cross: k is always valid.
-    rho = where(bracketed, high, k)
+    rho = float(k)
+    if surplus(rho) > 0:
+        root = brentq(surplus, 1.0, rho, xtol=tolerance, rtol=max(tolerance, 1e-15))
+        above = min(root * (1 + 2 * tolerance), rho)
+        rho = above if surplus(above) >= 0 else rho
     return rho, covered(rho)
-
-
-def inverse(b: Any, k: int) -> Any:
-    """Return g(b) = b / (1 - (1 - b)^(1/k)), the rho at which b is both covered and accepted."""
-    if isinstance(b, Tensor):
-        b = b.clamp(1e-300, 1 - 2**-53)
-        return b / -torch.expm1(torch.log1p(-b) / k)
-    b = min(max(b, 1e-300), 1 - 2**-53)
-    return b / -math.expm1(math.log1p(-b) / k)

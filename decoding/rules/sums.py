@@ -56,7 +56,7 @@ def hit_rates(
 def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
     """Yield pairs (where in `rows` [M], rows of p).
 
-    On a CPU long rows are read where they lie: neighbours among them as a view.
+    On a CPU long rows are not copied: neighbours among them are read as a view.
     """
     most = rows_at_once(p)
     if p.device.type == "cpu" and most <= 16:

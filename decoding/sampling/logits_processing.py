@@ -59,13 +59,13 @@ class Processed:
         return Processed(self.process, self.text, self.stops, self.start)
 
     def texts(self, tree: DraftTree, nodes: Iterable[int]) -> list[list[int]]:
-        """The text up to each of `nodes`, which is included."""
+        """Return the text up to and with each of `nodes`."""
         if self.process.textless:
             return []
         return [[*self.text, *(tree.tokens[each] for each in tree.path(node))] for node in nodes]
 
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
-        """`logits` [n, V] after `texts`, which may differ in length, processed."""
+        """Process `logits` [n, V] after `texts`, which may differ in length."""
         if self.process.textless:
             return self.process([], logits.clone())  # which it may change in place
         if self._length != len(self.text):

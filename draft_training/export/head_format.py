@@ -36,7 +36,6 @@ from nde_talf.draft_training.export.published_heads import (
     CONFIG,
     FILES,
     LAYERS,
-    SIZES,
     load_layout,
 )
 from nde_talf.draft_training.model.draft_vocab import layout_of, vocabulary_in
@@ -75,21 +74,6 @@ _DIFFERS = {
     "lm_head_signs_sha256": "lm_head",
     "target_signs_sha256": "set of weights in its layers",
 }
-_SERVED = (
-    "hidden_size",
-    "vocab_size",
-    "model_type",
-    "architectures",
-    "rope_theta",
-    "rope_scaling",
-    "logit_scale",
-    "max_position_embeddings",
-    "num_hidden_layers",
-    "dtype",
-    LAYERS,
-    *SIZES,
-)
-"""Keys of config.json that other readers of the export use."""
 SAMPLE = 4096
 """Most numbers of a weight in `target_fingerprint`."""
 
@@ -253,18 +237,6 @@ def load_head(
             " one."
         )
     head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
-    served = json.loads(json.dumps(_served(head)))
-    for key in _SERVED:
-        if config.get(key) != (value := served.get(key)):
-            raise UserError(
-                f"{folder / CONFIG}: it says {key}={config.get(key)!r}, and the head beside this"
-                f" target has {value!r}: {FORMAT.again}."
-            )
-    if (note["kind"], note["layer"]) != (head.kind, head.family.name):
-        raise UserError(
-            f"{folder / CONFIG}: it notes {note['kind']} and {note['layer']}, and its weights are"
-            f" those of {head.kind} and {head.family.name}: {FORMAT.again}."
-        )
     if "d2t" in note:
         known = {"d2t": torch.tensor(note["d2t"])}
         head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)

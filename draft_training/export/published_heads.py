@@ -40,7 +40,6 @@ SIZES = (
     "attention_bias",
     "mlp_bias",
 )
-_NORM_WEIGHTS = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
 # least fraction of equal signs in two copies of one embedding: in half precision a few become zero
 _SAME = 0.999
 
@@ -81,14 +80,13 @@ def load_layout(
         )
     with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
         name, sizes = layer or _layer_of(config, weights, target)
-        layers, norms = _wiring(folder, config, weights)
+        layers, norms = _wiring(config)
         three = shape[1] == 3 * hidden
         if norms and not three:
             raise UserError(
                 f"{folder}: its config.json has {norms[0]}, which is for heads on three layers, and"
                 " its fc.weight is that of a head on one."
             )
-        check_sizes(sizes, weights, target)
         _check_layers(folder, layers, three, target)
         if three:
             vocabulary = vocabulary_in(weights, target.vocab_size, str(folder))
@@ -113,26 +111,14 @@ def _check_layers(folder: Path, layers: list[int], three: bool, target: CausalMo
     )
 
 
-def _wiring(
-    folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
-) -> tuple[list[int], list[str]]:
-    """Return the target's layers that a head takes (none if unnamed), and its norms.
-
-    Raises UserError where `weights` has other norms.
-    """
+def _wiring(config: dict[str, Any]) -> tuple[list[int], list[str]]:
+    """Return the target's layers that a head takes (none if unnamed), and its norms."""
     nested = typed(config.get("eagle_config") or {}, dict[str, Any])
     wiring = {**nested, **config}
     layers = typed(wiring.get(LAYERS) or [], list[int])
     if LAYERS not in config and layers[:1] == [1]:  # SpecForge's: outputs of layers, from 0
         layers = [layer + 1 for layer in layers]
     norms = [name for name in NORMS if typed(wiring.get(name) or False, bool)]
-    for norm, weight in _NORM_WEIGHTS.items():
-        if (norm in norms) != (weight in weights):
-            raise UserError(
-                f"{folder}: its config.json says {norm}={norm in norms}, and its weights have"
-                f"{'' if weight in weights else ' no'} {weight}. Take a good copy, or make it"
-                " again."
-            )
     return layers, norms
 
 
@@ -154,24 +140,6 @@ def _layer_of(
     given = {key: value for key, value in inner.items() if key != "model_type"}
     described = family_of(target, layer).config.from_dict(given).to_dict()
     return layer, {name: described[name] for name in SIZES if name in described}
-
-
-def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: CausalModel) -> None:
-    """Check the sizes of a head's layer before it is made.
-
-    Raises:
-        ValueError: they are no sizes of a layer, or claim more numbers than all `weights` hold.
-    """
-    if unknown := sorted(sizes.keys() - {*SIZES, "fc_bias"}):
-        raise ValueError(f"the size '{unknown[0]}' is not known")
-    counts = {name: sizes[name] for name in SIZES[:4] if sizes.get(name) is not None}
-    for name, count in counts.items():
-        if typed(count, int) < 1:
-            raise ValueError(f"'{name}' is {count}, and has to be at least 1")
-    wide, heads, shared, width = (counts.get(name, 1) for name in SIZES[:4])
-    held = sum(weight.numel() for weight in weights.values())
-    if max(wide, max(heads, shared) * width) * target.hidden_size > held:
-        raise ValueError(f"it claims a layer of {counts}, and the weights hold {held} numbers")
 
 
 def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> None:

@@ -2,7 +2,7 @@
 
 With N nodes after each of L tokens a mask would be [L·N, L·N].
 
-For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A
+For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes per level. A
 node sees the text up to its root, and its own ancestors and itself:
 
     text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents`)

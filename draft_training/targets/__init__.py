@@ -1,1 +1,1 @@
-"""What a head is trained towards: trees of the target with its features, and documents in rows."""
+"""Targets of a head's training: trees of the target with its features, and documents in rows."""

@@ -1,7 +1,4 @@
-"""Checkpoints of trainings: written atomically, and checked before a training resumes.
-
-The previous one is kept as a reserve. `WholeFile` writes, `resumable` selects.
-"""
+"""Checkpoints of trainings: written atomically, and checked before a training resumes."""
 
 import hashlib
 import io
@@ -17,19 +14,10 @@ import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
-from nde_talf.decoding.common.errors import UserError, first_line, memory_is_short
-from nde_talf.decoding.common.files import (
-    content_digest,
-    remove,
-    unreadable,
-    write_atomically,
-)
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.files import content_digest, reading, write_atomically
 
 CHECKPOINT = "last.ckpt"
 """Name, in a training's folder, of the checkpoint that a killed run resumes from."""
-BEFORE = "before.ckpt"
-"""Name of the previous checkpoint."""
 MAX_COST = 0.02
 """Most of a training's time that writing checkpoints may take, as a fraction."""
 SAMPLED = 256
@@ -37,10 +25,7 @@ SAMPLED = 256
 
 
 class WholeFile(TorchCheckpointIO):
-    """Writes a checkpoint atomically, in its own folder.
-
-    An existing `last.ckpt` becomes `before.ckpt`.
-    """
+    """Writes a checkpoint atomically, in its own folder."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
@@ -48,9 +33,7 @@ class WholeFile(TorchCheckpointIO):
         """Write the file. Raises UserError if the disk is full; the old file then stays."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        path = Path(path)
-        before = path.with_name(BEFORE) if path.name == CHECKPOINT else None
-        write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()), before)
+        write_atomically(Path(path), lambda partial: partial.write_bytes(buffer.getbuffer()))
 
 
 def save(trainer: pl.Trainer, path: Path) -> None:
@@ -62,8 +45,6 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 
 class ResumableCheckpoint(pl.Callback):
     """Writes `path` every so many seconds and at the end.
-
-    The previous one stays until the training has ended.
 
     seconds: the smallest interval. It grows so that writing takes at most 2 % of the time: after a
     checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after every step,
@@ -91,8 +72,6 @@ class ResumableCheckpoint(pl.Callback):
         due = started - self._written >= self.interval and not unfit
         if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)
-            if trainer.is_global_zero and ended:
-                remove(self.path.with_name(BEFORE))
             self._written = time.monotonic()
             self.interval = self.seconds and max(
                 self.seconds, (self._written - started) * (1 / MAX_COST - 1)
@@ -100,26 +79,22 @@ class ResumableCheckpoint(pl.Callback):
 
 
 def resumable(folder: Path) -> Path | None:
-    """Return the last intact checkpoint in `folder`, or None to start anew.
-
-    Damaged ones are named on the console and removed.
+    """Return the checkpoint in `folder`, or None to start anew.
 
     Raises:
-        UserError: the memory is short, or the file is no checkpoint of a training.
+        UserError: it is damaged or no checkpoint of a training; torch does not look at the
+            checksums of records.
     """
-    for name in (CHECKPOINT, BEFORE):
-        path = folder / name
-        if not path.exists():
-            continue
-        if (fault := damage(path)) is None:
-            return path
-        before = name == CHECKPOINT and (folder / BEFORE).exists()
-        following = "the one before it" if before else "the start"
-        console.print(
-            f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True
-        )
-        remove(path)
-    return None
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    with reading(path, "delete it to start again"), zipfile.ZipFile(path) as file:
+        if (record := file.testzip()) is not None:
+            raise ValueError(f"{record} is not as it was written")
+        content = torch.load(path, map_location="meta", weights_only=True)
+        if not {"state_dict", "global_step", "loops"} <= {*content}:
+            raise ValueError("it is no checkpoint of a training")
+    return path
 
 
 def fingerprint(*inputs: object) -> str:
@@ -154,26 +129,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
-
-
-def damage(path: Path) -> str | None:
-    """Describe a checkpoint's damage; None if it is intact.
-
-    Checks the checksums of records, which torch does not. Raises UserError for another kind of
-    file.
-    """
-    try:
-        with zipfile.ZipFile(path) as file:
-            if (record := file.testzip()) is not None:
-                return f"{record} is not as it was written"
-        content = torch.load(path, map_location="meta", weights_only=True)
-    except Exception as error:  # whatever a flipped bit makes of an archive
-        if memory_is_short(error):
-            raise unreadable(path, error, "") from error
-        return first_line(error)[:200]
-    if not isinstance(content, dict) or not {"state_dict", "global_step", "loops"} <= set(content):
-        raise UserError(
-            f"{path}: it is no checkpoint of a training. Put the right one in its place, or delete"
-            " it."
-        )
-    return None

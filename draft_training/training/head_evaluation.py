@@ -45,11 +45,9 @@ def held_out_report(
     target's own beams; `accepted_length`, which the agreements predict; and `overlap`: mean of
     sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
     rate of one speculative draw at temperature 1. Nodes at and below an end of the text do
-    not count: no decoder drafts after it. A head with a `trained_in` adds it.
+    not count: no decoder drafts after it.
     """
     report: dict[str, Any] = {"roots": 0}
-    if head.trained_in:
-        report["trained_in"] = head.trained_in
     readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(0)
     levels: list[list[NodeMetrics]] = [[] for _ in range(depth)]
     overlap: list[Tensor] = []

@@ -40,11 +40,9 @@ from nde_talf.draft_training.targets.target_trees import (
     target_beam,
     target_features,
 )
-from nde_talf.draft_training.training.checkpoint import resumable
 from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.training.precision import cast_once
 from nde_talf.draft_training.training.processes import LocalProcesses
-from nde_talf.draft_training.training.readout_timing import pays
 from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_cosine
 from nde_talf.draft_training.training_settings import FAMILY, EagleLoss, HeadConfig
 
@@ -246,7 +244,7 @@ def fit_head(
         )
     else:
         held_out = training_rows(held_out, target, config)
-    head = build_head(target, config, _vocabulary(rows, target, config, folder))
+    head = build_head(target, config, _vocabulary(rows, target, config))
     if head.vocabulary is not None:
         inside = fraction_inside(rows, head.vocabulary.cpu())
         console.print(
@@ -274,24 +272,13 @@ def fit_head(
     return module.head.eval().requires_grad_(False).to(target.device)
 
 
-def _vocabulary(
-    rows: TokenRows, target: CausalModel, config: HeadConfig, folder: Path
-) -> Tensor | None:
-    """Return the ids that a head can draft; None: all.
-
-    A training that resumes in `folder` keeps its ids, whatever a new timing would choose.
-    """
+def _vocabulary(rows: TokenRows, target: CausalModel, config: HeadConfig) -> Tensor | None:
+    """Return the ids that a head can draft; None: all."""
     asked = config.draft_vocab
     if asked is None or (asked == "auto" and target.vocab_size < SMALL):
         return None
-    if asked != "auto":
-        return frequent_tokens(rows, float(asked), target.vocab_size)
-    if begun := resumable(folder):
-        content = torch.load(begun, map_location="cpu", weights_only=True)
-        return content["state_dict"].get("vocabulary")
-    vocabulary = frequent_tokens(rows, COVERED, target.vocab_size)
-    paying = vocabulary is not None and pays(target, vocabulary, COVERED)
-    return vocabulary if paying else None
+    size = COVERED if asked == "auto" else float(asked)
+    return frequent_tokens(rows, size, target.vocab_size)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ one it is the KL divergence from the teacher's next-token distribution.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +164,7 @@ def held_out_report(
     Returns:
         `positions` (count), `target_nats` and `draft_nats` (nats per token; 0 for a token outside
         the draft's vocabulary), `greedy_agreement` (fraction of positions with the same most likely
-        token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Models with a
-        `trained_in` add it: role -> precision.
+        token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)).
     """
     totals: dict[Any, float] = defaultdict(float)
     models = [target, draft] if draft else [target]
@@ -187,16 +185,7 @@ def held_out_report(
     report["positions"] = positions
     if draft:
         report["overlap"] = {at: report.pop(at) for at in TEMPERATURES}
-    if known := _precisions(models):
-        report["trained_in"] = known
     return report
-
-
-def _precisions(models: Sequence[CausalModel]) -> dict[str, str]:
-    """Return by role the precision that a model was trained in, where its config names it."""
-    roles = zip(("target", "draft"), models, strict=False)
-    found = {role: model.config.to_dict().get("trained_in") for role, model in roles}
-    return {role: precision for role, precision in found.items() if precision}
 
 
 def _add(totals: dict[Any, float], p: Tensor, q: Tensor, following: Tensor) -> None:

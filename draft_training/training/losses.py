@@ -10,9 +10,8 @@ Each loss is a weighted sum of three terms:
 - distillation: the same sum over the target's 10 most likely tokens alone;
 - regression: smooth L1 (or L1) between f and h.
 
-The cross-entropies have two forms with the same numbers. `written_out` holds [R, V] and is the one
-to read. The fused form holds a chunk of rows at a time, and computes the sum's gradient along with
-it. Tests compare the two.
+The cross-entropies hold a chunk of rows at a time, and compute the sum's gradient along with it.
+Tests compare them with autograd's of all rows at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -182,18 +181,8 @@ def regression(features: Tensor, labels: Tensor, norm: str) -> Tensor:
     return distance(features.to(kind), labels.to(kind), reduction="none").mean(-1)
 
 
-def written_out(
-    features: Tensor, labels: Tensor, readout: HeadReadout, counts: Tensor, weights: Loss
-) -> NodeLosses:
-    """Compute `talf_loss` of all rows at once: the reference."""
-    log_q = readout.of_head(features).log_softmax(-1)
-    p, best = _target_law(labels, readout)
-    loss = -(_weighted_labels(p, weights) * log_q).sum(-1)
-    return NodeLosses(loss @ counts, loss.detach(), log_q.argmax(-1) == best)
-
-
 class _Fused(torch.autograd.Function):
-    """Compute `written_out` chunk by chunk, with gradients.
+    """Compute -sum_v y(v) log q(v) chunk by chunk, with gradients.
 
     The derivative of a row's loss by its logits is g = |y| q - y, with |y| = sum_v y(v). With z',
     the slope of the logits by the products W f, and the row's weight c:
@@ -242,8 +231,8 @@ def _node_slopes(
     features: Tensor, labels: Tensor, readout: HeadReadout, weights: Loss
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of R nodes [R], whether p and q agree [R], and g z' [R, V]."""
-    p, best = _target_law(labels, readout)
-    y, logits = _weighted_labels(p, weights), readout.of_head(features)
+    p, best = target_law(labels, readout)
+    y, logits = weighted_labels(p, weights), readout.of_head(features)
     top, mass = logits.amax(-1, keepdim=True), y.sum(-1, keepdim=True)
     agree = (logits.gather(1, best.clamp(min=0)[:, None]) == top)[:, 0] & (best >= 0)
     expected, by_product = torch.linalg.vecdot(y, logits), readout.slope(logits)
@@ -254,7 +243,7 @@ def _node_slopes(
     return loss, agree, slope.to(readout.weight.dtype)
 
 
-def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
+def target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
     """Return p [R, V] at R nodes, and the index [R] of its most likely token.
 
     With a draft vocabulary p [R, D] is renormalised in it. At nodes whose most likely token is
@@ -270,7 +259,7 @@ def _target_law(labels: Tensor, readout: HeadReadout) -> tuple[Tensor, Tensor]:
     return p, index.where(inside, -1)
 
 
-def _weighted_labels(p: Tensor, weights: Loss) -> Tensor:
+def weighted_labels(p: Tensor, weights: Loss) -> Tensor:
     """Return y [R, V] of the cross-entropy -sum_v y(v) log q(v)."""
     y = p if weights.classification == 1 else p * weights.classification
     if not weights.distillation:

@@ -225,26 +225,16 @@ class RowModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raise UserError for the checkpoint of another training."""
-        before, now = checkpoint.get("settings", {}), asdict(self.config)
-        changed = [n for n in now if n not in OPERATIONAL and before.get(n) != now[n]]
-        if changed:
+        began, now = checkpoint.get("settings", {}), asdict(self.config)
+        chosen = {"precision chosen": "trained_in", "rows or models": "inputs"}
+        began = began | {name: checkpoint.get(key) for name, key in chosen.items()}
+        now |= {"precision chosen": self.trained_in, "rows or models": self.inputs}
+        other = [name for name in now if name not in OPERATIONAL and began.get(name) != now[name]]
+        if other:
             raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other"
-                f" settings than those of now ({', '.join(changed)}). Delete the training's folder"
-                " to start again, or go back to the settings it was started with."
-            )
-        if (began := checkpoint["trained_in"]) != self.trained_in:
-            raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} began in precision {began},"
-                f" and this machine would go on in {self.trained_in}. Go on where it began, name"
-                f" the precision ({began}), or delete the training's folder to start again."
-            )
-        if checkpoint.get("inputs", self.inputs) != self.inputs:
-            raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} was started from other"
-                " inputs than those of now (other rows, traces, settings or models), so it is"
-                " another run's. Put this run's checkpoint in its place, or delete the training's"
-                " folder to start again."
+                f"{self.title}: the unfinished training in {CHECKPOINT} was begun with other"
+                f" settings than those of now ({', '.join(other)}). Delete the"
+                " training's folder to start again, or go back to what it was begun with."
             )
 
 
@@ -266,8 +256,7 @@ def train_rows(
         module: what is trained.
         rows: of tokens, [rows, length], or any container with a length that a tensor of row numbers
             indexes, giving items with a length, slices and `numel`, as tensors do.
-        folder: of the checkpoint. A run resumes from `last.ckpt` there, or, if that is damaged,
-            from the checkpoint before it or the start.
+        folder: of the checkpoint. A run resumes from `last.ckpt` there.
         logger: of the figures.
         callbacks: of Lightning.
         rows_in_step: of each device; None: `config.batch`.

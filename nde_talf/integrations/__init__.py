@@ -1,1 +1,1 @@
-"""What plugs into other engines: `generate` of transformers, and vLLM."""
+"""Plugs for other engines: `generate` of transformers, and vLLM."""

@@ -1,6 +1,6 @@
 """Drafted paths for the requests of a serving engine's batch.
 
-Knows no engine: texts in, drafted tokens out.
+No engine is needed: texts in, drafted tokens out.
 
 At each step the engine lists the texts of its batch. It does not say in which row a text was in the
 step before: rows move, and requests are preempted and resume. So a row takes the drafter that has

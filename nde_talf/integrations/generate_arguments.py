@@ -280,7 +280,7 @@ def split(
 
 
 def ends_of(criteria: Any) -> tuple[bool, list[int]]:
-    """Whether `generate` pads a text that ended before others, and the tokens that end it."""
+    """True if `generate` pads a text that ended before others, and the tokens that end it."""
     given = [each.eos_token_id for each in criteria if type(each) is EosTokenCriteria]
     ends = [token for each in given for token in each.flatten().tolist() if token >= 0]
     return any(hasattr(each, "eos_token_id") for each in criteria), ends

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached."""
+"""Check that the Hugging Face hub can be reached."""
 
 import os
 from collections.abc import Iterable

@@ -213,7 +213,7 @@ class EvaluationConfig:
     )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
     (cheap rules that choose trees), tuned (stopping while drafting, following the mean acceptance,
-    draft trees: the fastest of each family), policies (those of evaluation.policies), ngram
+    draft trees: the fastest of each family), policies (`evaluation.policies`), ngram
     (drafting from the text itself), transformers (its plain decoding, prompt lookup and default
     assisted generation).
     """

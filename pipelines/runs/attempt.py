@@ -94,7 +94,7 @@ class Attempt:
         if force:
             discard(target)
         elif (successor / BEGUN).exists() and self._fits(_begin(successor)):
-            pass  # it goes on
+            pass  # it continues
         elif (folder / MANIFEST).exists():
             manifest = read_manifest(folder)
             if self._stays(folder, manifest):

@@ -82,7 +82,7 @@ class SelfMade:
         store: takes all that is sampled, in shards of `size`.
         engine: makes the engine, where something has to be sampled.
         tokenizer: of the target.
-        opening: what the texts continue; those of a user's turn have to end.
+        opening: the beginning of the texts; a user's turn has to end.
         setting: how they are sampled.
         most: tokens of a text, at most.
         size: of a shard.

@@ -61,7 +61,7 @@ def dialogue_rows(
     A dialogue with all its turns is on one side.
 
     With dialogues.regenerate the target's answers go to shards under `folders["draft"]`, and so do
-    the questions that it asks itself with dialogues.source=self; an interrupted run goes on from
+    the questions that it asks itself with dialogues.source=self; an interrupted run resumes from
     them.
 
     Raises:

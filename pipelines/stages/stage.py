@@ -1,4 +1,4 @@
-"""What a stage of a run is."""
+"""A stage of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,7 +18,6 @@ from nde_talf import (
     SpeculativeDecoder,
     Verifier,
 )
-from nde_talf.decoding.rules.acceptance import acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.check import check_policys_tree
 from nde_talf.decoding.verifier import check_compatible
 from tests.decoding.pairs import tiny_pair
@@ -141,29 +140,7 @@ def test_the_loop_checks_every_tree_and_the_devices():
         SpeculativeDecoder(target, LMDrafter(draft), policy, "specinfer")
 
 
-@pytest.mark.parametrize(
-    "p,q,k,words",
-    [
-        ([[0.5, 0.4]], [[0.5, 0.5]], 2, "p: node 0 is no distribution"),
-        ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 .* smallest number -0.5"),
-        ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 .* sum is nan"),
-        ([[0.5, 0.5]], [[1.0]], 2, "q: its shape"),
-    ],
-)
-def test_bad_rows_are_named(p, q, k, words):
-    for rate in (lambda *x: acceptance("specinfer", *x), optimal_acceptance):
-        with pytest.raises(ValueError, match=words):
-            rate(torch.tensor(p), torch.tensor(q), k)
-
-
-def test_unknown_names_and_kinds_are_named():
-    row = torch.full((1, 2), 0.5)
-    with refusal("no OTLP solver"):
-        acceptance("bv", row, row, 1)
-    with pytest.raises(ValueError, match="k=0"):
-        acceptance("nss", row, row, 0)
-    with pytest.raises(ValueError, match="no mass"):
-        branching("specinfer", row, torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
+def test_unknown_kinds_are_named():
     with pytest.raises(ValueError, match="no kind 'idd'"):
         Verifier("mine", len, frozenset({"idd"}))
     with refusal("no kind 'idd'"):

@@ -17,26 +17,6 @@ def llama(rows, seed, bias=False, **more):
     return CausalModel(model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rows", [40, 50, 60])
-@pytest.mark.parametrize("bias", [False, True])
-@torch.no_grad()
-def test_a_draft_has_the_logits_of_the_rows_that_it_shares_and_none_of_the_others(rows, bias):
-    draft = llama(50, 0, bias)
-    logits_of = draft.logits
-    hidden = torch.randn(2, 3, draft.hidden_size)
-    whole = draft.module.lm_head(hidden)
-    draft.match(rows)
-    logits = logits_of(hidden)
-    assert logits.shape == (2, 3, rows) == (2, 3, draft.vocab_size)
-    torch.testing.assert_close(logits[..., :50], whole[..., :rows])
-    assert (logits[..., 50:] == -torch.inf).all()
-    assert draft.logits(hidden[0, 0]).shape == (rows,)
-    draft.match(50)
-    assert torch.equal(draft.logits(hidden), whole)
-    assert draft.readout.weight.data_ptr() == draft.lm_head.weight.data_ptr()
-
-
 @pytest.mark.parametrize("padding,stands_in", [(None, 49), (7, 7)])
 @torch.no_grad()
 def test_a_token_that_the_draft_does_not_know_counts_as_its_padding(padding, stands_in):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.actions import action_space
 from nde_talf.decoding.names import LABELLED
-from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.sums import positive_sums
 from nde_talf.decoding.super_tree import super_tree_layout

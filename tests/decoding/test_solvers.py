@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 
+from benchmarks.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
 from nde_talf import VERIFIERS, Action, Delayed, DraftTree
-from nde_talf.decoding.rules.acceptance import SOLVERS, acceptance, branching, optimal_acceptance
 from nde_talf.decoding.rules.gbv import TiltedRow
 from nde_talf.decoding.rules.khisti import Khisti, KhistiProgram
 from nde_talf.decoding.rules.ranking import advantage, order_of, rank_key

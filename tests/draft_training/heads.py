@@ -10,6 +10,7 @@ from nde_talf import CausalModel
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.head import EagleHead
+from nde_talf.draft_training.training.losses import NodeLosses, target_law, weighted_labels
 
 
 def sizes(vocabulary=29, hidden=16, layers=2):
@@ -99,3 +100,11 @@ def same(one, two):
 def batch_of(rows, *places):
     rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
     return rows[torch.tensor(places or range(len(rows)))]
+
+
+def written_out(features, labels, readout, counts, weights):
+    """Compute `talf_loss` of all rows at once: the reference."""
+    log_q = readout.of_head(features).log_softmax(-1)
+    p, best = target_law(labels, readout)
+    loss = -(weighted_labels(p, weights) * log_q).sum(-1)
+    return NodeLosses(loss @ counts, loss.detach(), log_q.argmax(-1) == best)

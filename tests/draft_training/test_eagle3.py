@@ -22,7 +22,6 @@ from nde_talf.draft_training.model.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.targets.target_trees import target_features
 from nde_talf.draft_training.training.head_training import build_head, fit_head
 from nde_talf.draft_training.training.losses import HeadReadout, node_metrics, talf_loss
-from nde_talf.draft_training.training.readout_timing import pays
 from nde_talf.draft_training.training_settings import NORMS, HeadConfig, TalfLoss
 from tests.draft_training.heads import (
     KillBefore,
@@ -303,9 +302,3 @@ def test_a_head_that_the_target_reads_out_drafts_some_tokens(target, tmp_path):
     for asked, kept in (("auto", some), (None, None), (7, SOME)):  # of a head that starts another
         warm = build_head(target, replace(config, draft_vocab=asked, warm_start=str(folder)), kept)
         assert warm.vocabulary is kept or torch.equal(warm.vocabulary, kept)
-
-
-def test_a_vocabulary_pays_where_it_makes_steps_cheaper():
-    target = tiny_target(vocabulary=50_000)
-    assert pays(target, torch.arange(50), 0.98)
-    assert not pays(target, torch.arange(49_999), 0.5)

@@ -17,10 +17,15 @@ from nde_talf.draft_training.training.losses import (
     regression,
     talf_loss,
     tree_loss,
-    written_out,
 )
 from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from tests.draft_training.heads import batch_of, random_eagle3, random_head, tiny_target
+from tests.draft_training.heads import (
+    batch_of,
+    random_eagle3,
+    random_head,
+    tiny_target,
+    written_out,
+)
 from tests.draft_training.one_by_one import plain_path
 
 # lm_head = identity: features are logits

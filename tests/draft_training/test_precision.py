@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from nde_talf import CausalModel
-from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.models.precision import NATIVE, type_of_draft
 from nde_talf.draft_training.export.head_format import load_head, save_head
-from nde_talf.draft_training.training.head_evaluation import held_out_report
 from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
 from nde_talf.draft_training.training.precision import cast_once
 from nde_talf.draft_training.training_settings import HeadConfig, TalfLoss
@@ -43,9 +41,8 @@ def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
             config = replace(TINY, precision=asked)
             heads[native, asked] = fit_head(target, rows, config, tmp_path / f"{native}-{asked}")
         auto = heads[native, "auto"]
-        report = held_out_report(auto, target, TokenRows.plain(rows), k=2, depth=2)
         exported = load_head(save_head(auto, tmp_path / f"export-{native}"), target)
-        assert auto.trained_in == report["trained_in"] == exported.trained_in == chosen
+        assert auto.trained_in == exported.trained_in == chosen
     assert not same(heads["1", "auto"], heads["0", "auto"])
     assert same(heads["1", "32-true"], heads["0", "32-true"])
     assert same(heads["0", "auto"], heads["0", "32-true"])
@@ -53,7 +50,7 @@ def test_the_precisions_differ_are_told_and_are_not_changed_on_the_way(
     with pytest.raises(ProcessLookupError):
         fit_head(target, rows, TINY, tmp_path / "killed", callbacks=[KillBefore(2)])
     monkeypatch.setenv(NATIVE, "0")
-    with refusal("began in precision bf16-mixed"):
+    with refusal(r"other settings .*\(precision chosen"):
         fit_head(target, rows, TINY, tmp_path / "killed")
 
 

@@ -193,8 +193,8 @@ FAULTS = {  # of which kind of head, with which weights and keys, and what is na
     "a LoRA adapter": ("eagle", {}, {}, r"config\.json"),
     "no weights": ("eagle", {}, {}, r"model\.safetensors or pytorch_model\.bin"),
     "a norm of three": ("eagle", {}, {"norm_output": True}, "norm_output"),
-    "no norm": ("eagle31", {}, {"norm_before_fc": False}, r"norm_before_fc=.*input_norm\.weight"),
-    "a norm more": ("eagle31", {}, {"fc_norm": True}, r"fc_norm=True.*fc_norm\.0\.weight"),
+    "no norm": ("eagle31", {}, {"norm_before_fc": False}, r"input_norm\.weight"),
+    "a norm more": ("eagle31", {}, {"fc_norm": True}, r"fc_norm\.0\.weight"),
     "no flag": ("eagle31", {}, {"norm_output": "yes"}, r"config\.json"),
 }
 

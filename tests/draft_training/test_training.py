@@ -19,7 +19,7 @@ from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.target_trees import target_beam
 from nde_talf.draft_training.training.head_evaluation import held_out_report
 from nde_talf.draft_training.training.head_training import HeadModule, build_head, fit_head
-from nde_talf.draft_training.training.losses import HeadReadout, written_out
+from nde_talf.draft_training.training.losses import HeadReadout
 from nde_talf.draft_training.training.trainer import BEST, CHECKPOINT
 from nde_talf.draft_training.training_settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from tests import ROOT
@@ -30,6 +30,7 @@ from tests.draft_training.heads import (
     random_head,
     same,
     tiny_target,
+    written_out,
 )
 from tests.refusal import refusal
 

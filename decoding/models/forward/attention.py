@@ -18,12 +18,13 @@ from nde_talf.decoding.models.forward.split_attention import has_flash, merged
 from nde_talf.decoding.models.forward.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
-"""By kind of device, from how many slots of text on two attentions and a merge are used, not one
-under a wide mask: where they are faster. `OPEN` is for others, timed on an H100.
+"""Cached length above which text and tree are attended separately, by kind of device.
+
+`OPEN` is for other devices, timed on an H100.
 """
 OPEN = 8192
 LONE = 64
-"""Slots from which on a single row of bfloat16 is doubled on a CPU.
+"""Duplicate a lone bfloat16 row on a CPU beyond this length.
 
 torch takes longer for one row than for two: after 2,000 tokens a pass of 16 layers of 8 heads takes
 87 ms, and 52 with the row doubled.
@@ -160,7 +161,7 @@ BLOCK = 512
 def capped(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
-    """Attention [B, heads, n, D] with scores capped as Gemma 2 does."""
+    """Compute attention [B, heads, n, D] with scores capped as Gemma 2 does."""
     if query.shape[2] > BLOCK and mask is not None:
         blocks = zip(query.split(BLOCK, 2), mask.split(BLOCK, 2), strict=True)
         parts = [capped(rows, keys, values, seen, scale, cap) for rows, seen in blocks]

@@ -39,7 +39,7 @@ def plain_linears(parts: Sequence[nn.Module]) -> "Sequence[nn.Linear]":
 
 
 def fused(parts: Sequence[Tensor]) -> Tensor:
-    """Parameters [rows, ...] one below the other, of which they become views."""
+    """Stack parameters [rows, ...] in one tensor, of which they become views."""
     first, sizes = parts[0], [len(part) for part in parts]
     if len(parts) == 1:
         return first.detach()

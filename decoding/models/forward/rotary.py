@@ -41,7 +41,7 @@ class RotaryTable:
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
 
     def at(self, positions: Tensor) -> Angles:
-        """The angles at `positions` [B, n]."""
+        """Return the angles at `positions` [B, n]."""
         cos, sin = torch.embedding(self.table, positions).unsqueeze(2).chunk(2, -1)
         return cos, sin
 

@@ -27,7 +27,7 @@ def optional(owner: Any, name: str, default: Any = None) -> Any:
 
 
 def layer_kinds(config: "PretrainedConfig") -> set[str]:
-    """The kinds of attention of a model's layers, in transformers' words."""
+    """Return the kinds of attention of a model's layers, in transformers' words."""
     if kinds := optional(config, "layer_types"):
         return set(kinds)
     # Older families have one kind and no list. A key that the family does not know (in a file of
@@ -39,7 +39,7 @@ def layer_kinds(config: "PretrainedConfig") -> set[str]:
 
 
 def windows(config: "PretrainedConfig") -> dict[str, Window | None]:
-    """The window of each kind of layer, None where all is seen.
+    """Return the window of each kind of layer, None where all is seen.
 
     Empty where that is so of all layers.
     """

@@ -47,7 +47,7 @@ class Window(NamedTuple):
 def masks(
     windows: dict[str, Window | None], mask: Tensor | None, rows: Tensor, columns: Tensor
 ) -> Tensor | dict[str, Tensor] | None:
-    """The mask of each kind of layer, as transformers takes them; one, if all have the same."""
+    """Return the mask of each kind of layer for transformers; one, if all have the same."""
     if mask is None:
         return None
     cut = {

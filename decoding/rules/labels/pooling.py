@@ -48,9 +48,9 @@ def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tenso
 
 
 def branch_gains(branches: Bundle, start: Tensor, verifier: str) -> Tensor:
-    """Return [B, S, L2 + 1]: what the first 0..L2 levels of B bundles add to E[tau + 1].
+    """Return the gains [B, S, L2 + 1] of the first 0..L2 levels of B bundles in E[tau + 1].
 
-    That is for every subset of their K paths, from the reach probability or weight `start` [B] of
+    They are for every subset of their K paths, from the reach probability or weight `start` [B] of
     the node that each hangs from.
     """
     paths = branches.tokens.shape[1]
