@@ -79,7 +79,7 @@ def decode(
     if longest > seconds:
         raise UserError(
             f"a prompt takes about {duration(longest)} here, and {duration(seconds)} are left: too"
-            " slow for a probe. Take a faster device, or estimate by acceptance=0.7 and draft_price."
+            " slow for a probe. Take a faster device, or estimate by acceptance=0.7."
         )
     records: list[Record] = []
     for index, tokens in enumerate(prompts):
