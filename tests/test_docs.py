@@ -155,6 +155,8 @@ def variants(line: str) -> list[list[str]]:
     for placeholder, value in PLACEHOLDERS.items():
         line = line.replace(placeholder, value)
     line = line.replace('="..."', "=text")
+    readers = {"generate": completed, "recommend": probed}
+    read = next((reader for name, reader in readers.items() if name in line), without_prompt)
     options, rest = [], ""
     while match := re.search(rf"(?:^|\s)\[(?={SETTING})", line):
         end, depth = match.end(), 1
@@ -163,8 +165,6 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    readers = {"generate": completed, "recommend": probed}
-    read = next((reader for name, reader in readers.items() if name in line), without_prompt)
     words = read(shlex.split(rest + line))
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
