@@ -111,7 +111,9 @@ def drawn(tree: DraftTree, block: Block, left: float, top: float) -> list[str]:
         rows[depth] = max(rows.get(depth, 0), wanted)
         places.append((depth, rows[depth]))
         rows[depth] += 1
-    points = [(left + ACROSS * depth, top + DOWN * row) for depth, row in places]
+    across = min(ACROSS, (PANEL - 40) / max(1, *tree.depth))
+    down = min(DOWN, (TREE - 8) / max(rows.values()))
+    points = [(left + across * depth, top + down * row) for depth, row in places]
     good, lines = accepted_nodes(tree, block), []
     for node, (x, y) in enumerate(points):
         colour = GREEN if node in good else GREY
@@ -174,16 +176,17 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
         lines = "".join(piece for _, piece, _ in side.pieces).split("\n")
         rows = max(rows, sum(max(1, -(-len(line) // COLUMNS)) for line in lines))
     low = TOP + LINE * rows  # where the trees begin
-    width, height = 2 * PANEL + 24, low + TREE + 34
+    width, height = 2 * PANEL + 24, low + TREE + 52
     gain = f"{ours.speed / plain.speed:.1f} times as fast"
     same = "the same text" if plain.tokens == ours.tokens else "another text of the same law"
     if greedy and plain.tokens != ours.tokens:
         same = "ANOTHER TEXT"
-    legend = (
-        f'<text x="24" y="{height - 14}" fill="{GREY}">{same}, {gain}; '
-        f'<tspan fill="{GREEN}">green: accepted drafts</tspan>, <tspan fill="{YELLOW}">yellow:'
-        f" the target's own</tspan>; {SLOWER} times slowed</text>"
-    )
+    legend = [
+        f'<text x="24" y="{height - 32}" fill="{GREY}">{same}, {gain}; {SLOWER} times slowed'
+        "</text>",
+        f'<text x="24" y="{height - 14}" fill="{GREEN}">green: accepted drafts <tspan fill='
+        f'"{YELLOW}">yellow: the target\'s own</tspan></text>',
+    ]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width='
@@ -192,11 +195,11 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
             "</title>",
             f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#0d1117"/>',
             f'<text x="24" y="30" fill="{GREY}">$ {escape(command)}</text>',
-            f'<path d="M24 40H{width - 24:g}M{PANEL + 12:g} 48V{height - 34:g}" stroke="#30363d"/>',
+            f'<path d="M24 40H{width - 24:g}M{PANEL + 12:g} 48V{height - 52:g}" stroke="#30363d"/>',
             *panel(24, "plain decoding", plain, total),
             *panel(PANEL + 24, "nde-talf", ours, total),
             *trees_of(ours, PANEL + 24, low, total),
-            legend,
+            *legend,
             "</svg>\n",
         ]
     )
