@@ -39,8 +39,9 @@ from nde_talf.evaluation.table import (
 )
 from nde_talf.pipelines.commands.dry_run import most_memory, pair_without_weights, size_of
 from nde_talf.pipelines.commands.estimate import measured, minutes, works
+from nde_talf.pipelines.commands.hub import reach_hub
 from nde_talf.pipelines.commands.recommend import RecommendConfig
-from nde_talf.pipelines.config.checks import check_config
+from nde_talf.pipelines.config.checks import check_config, names_on_hub
 from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.own_data import fit, in_full
 from nde_talf.pipelines.config.schema import Config
@@ -59,6 +60,7 @@ def probe(asked: RecommendConfig) -> None:
     """Decode some prompts, and print what to expect, within five minutes."""
     started = time.monotonic()
     config = _run_of(asked)
+    reach_hub(names_on_hub(config))
     check_config(config, fit(config))
     setting = SETTINGS[asked.setting or "t0.6"]
     with threads(config.evaluation.threads), torch.inference_mode():

@@ -22,7 +22,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.speed_estimate import Prices
-from nde_talf.pipelines.commands.hub import reach_hub
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch
 from nde_talf.pipelines.config.schema import MEASURED, LoadingConfig, PathsConfig
@@ -94,7 +93,6 @@ def recommend(config: RecommendConfig) -> None:
         )
     if target:
         check_device(config.model.device)
-        reach_hub([name for name in (target, config.model.draft) if name])
         quiet()
         return work_of("probe").probe(config)
     if config.acceptance is not None:
