@@ -13,9 +13,8 @@ from typing_extensions import TypedDict
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading
+from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.draft_training.model.head import EagleHead
-from nde_talf.draft_training.model.tree_attention import tree_features
-from nde_talf.draft_training.targets.target_trees import target_features
 
 VECTORS = "vectors.json"
 ENTRIES, BEST = 4, 16
@@ -41,16 +40,15 @@ class HeadVectors(TypedDict):
 def vectors_of(head: EagleHead) -> HeadVectors:
     """Make the test vectors of `head`."""
     rows = head.target.vocab_size
-    tokens = torch.tensor([(rows // 3 + 7 * at) % rows for at in range(ENTRIES + 1)])
-    _, features = target_features(
-        head.target, tokens[None].to(head.device), None, layers=head.feature_layers
-    )
-    logits = _logits(head, tokens, features[0])
+    tokens = [(rows // 3 + 7 * at) % rows for at in range(ENTRIES + 1)]
+    states = head.target.session(head.feature_layers).append(tokens[:-1])
+    _, features = head.target.parts(states, head.feature_layers)
+    logits = _logits(head, tokens[1:], features)
     drafted = rows if head.vocabulary is None else len(head.vocabulary)
     known, best = logits.topk(min(BEST, drafted))
     return HeadVectors(
-        tokens=tokens.tolist(),
-        features=features[0, :-1].float().tolist(),
+        tokens=tokens,
+        features=features.float().tolist(),
         best=best.tolist(),
         logits=known.tolist(),
         half=_in_half(head),
@@ -62,9 +60,8 @@ def check_vectors(head: EagleHead, path: Path, again: str) -> None:
     """Raise UserError where a head does not give the logits of its test vectors."""
     content: HeadVectors = read_json(path, HeadVectors, again)
     with reading(path, again):
-        features = torch.tensor([*content["features"], content["features"][-1]])
         known = torch.tensor(content["logits"])
-        logits = _logits(head, torch.tensor(content["tokens"]), features)
+        logits = _logits(head, content["tokens"][1:], torch.tensor(content["features"]))
         error = (logits.gather(-1, torch.tensor(content["best"])) - known).abs().max().item()
         bound = ERROR_OF_HALF if content["half"] or _in_half(head) else ERROR
     if not error <= bound * (1 + known.abs().max().item()):
@@ -78,10 +75,10 @@ def _in_half(head: EagleHead) -> bool:
     return min(head.dtype.itemsize, head.target.dtype.itemsize) < torch.float32.itemsize
 
 
-def _logits(head: EagleHead, tokens: Tensor, features: Tensor) -> Tensor:
-    """Return the logits [n, V] of the entries of n + 1 tokens; the last feature has none."""
-    training, roots = head.training, torch.empty(0, dtype=torch.long, device=head.device)
-    ids, rows = tokens[None].to(head.device), features[None].to(head.device, head.target.dtype)
-    (outputs,) = tree_features(head.eval(), ids, rows, roots, [])
+def _logits(head: EagleHead, tokens: list[int], features: Tensor) -> Tensor:
+    """Return the logits [n, V] of n entries, as decoding runs them."""
+    training, rows = head.training, features.to(head.device, head.target.dtype)
+    session = TreeSession(head.eval().forward, head.device, head.dtype, len(head.layers))
+    outputs = session.append(tokens, features=head.combine(rows)[None])
     head.train(training)
-    return head.logits(outputs[0]).float().cpu()
+    return head.logits(outputs).float().cpu()

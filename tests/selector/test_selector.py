@@ -57,7 +57,8 @@ def test_an_export_holds_vectors_that_a_reader_has_to_give(tmp_path, target):
     assert selector.training
     vectors = load_file(tmp_path / VECTORS)
     logits, trees = vectors.pop("logits"), vectors.pop("trees")
-    assert torch.equal(Selector.from_pretrained(tmp_path)(**vectors), logits)
+    # Products of weights in mapped pages may round otherwise: alignment chooses the kernel.
+    torch.testing.assert_close(Selector.from_pretrained(tmp_path)(**vectors), logits)
     assert [TREES.index(Action(*tree)) for tree in trees.tolist()] == logits.argmax(-1).tolist()
     save_file({**vectors, "logits": logits + 1, "trees": trees}, tmp_path / VECTORS)
     write_checksums(tmp_path)
