@@ -6,6 +6,7 @@ put under `repository/`, with the links rewritten, so that mkdocs refuses a link
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -20,11 +21,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from nde_talf.decoding.common.json_validation import adapter
 from nde_talf.decoding.common.settings import NAME
+from nde_talf.draft_training.export.head_format import Note
+from nde_talf.draft_training.export.vectors import HeadVectors
 from nde_talf.pipelines.commands.check import CheckConfig
+from nde_talf.pipelines.commands.export import ExportConfig
 from nde_talf.pipelines.commands.generate import GenerateConfig
 from nde_talf.pipelines.commands.recommend import RecommendConfig
 from nde_talf.pipelines.config.schema import Config
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.schema import SelectorSchema
 
 ROOT = Path(__file__).resolve().parents[1]
 KEYS, OUTSIDE, INDEX = "reference/keys.md", "repository/", "README.md"
@@ -34,7 +41,17 @@ COMMANDS = {
     "nde generate": GenerateConfig,
     "nde check": CheckConfig,
     "nde recommend": RecommendConfig,
+    "nde export": ExportConfig,
 }
+SCHEMAS = {
+    "selector-config": SelectorSchema,
+    "table": LatencyTable,
+    "head-note": Note,
+    "head-vectors": HeadVectors,
+}
+"""What exports hold as JSON: config.json of a selector, table.json, and a head's `draft_head` and
+vectors.json. Their JSON schemas are `reference/NAME.schema.json`.
+"""
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", NoneType: "null"}
 HEAD = """# Commands and keys
 
@@ -54,6 +71,9 @@ unless you name another) may set another value; `--cfg job` prints what a comman
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the page of keys, and every file outside docs/ that a page links to."""
     files.append(File.generated(config, KEYS, content=keys_page()))
+    for name, kind in SCHEMAS.items():
+        schema = json.dumps(adapter(kind).json_schema(), indent=2)
+        files.append(File.generated(config, f"reference/{name}.schema.json", content=schema))
     pages = {f"docs/{file.src_uri}": file.content_string for file in files.documentation_pages()}
     todo, seen = list(pages.items()), set[str]()
     while todo:

@@ -43,7 +43,7 @@ class EagleDrafter(SessionDrafter):
     @classmethod
     @checked
     def from_pretrained(cls, folder: str | Path, target: CausalModel) -> "EagleDrafter":
-        """The head in `folder`, next to the target it was trained with.
+        """The head in `folder`, or of a name on a hub, next to the target it was trained with.
 
         Raises UserError as `load_head` does.
         """

@@ -33,11 +33,12 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
 def command() -> str:
     """Return the command of this process, with arguments added from a run's record.
 
-    Absolute paths are cut to their last name.
+    Absolute paths are cut to their last name: it runs in the folder that holds them.
     """
     place = r"^(\w[\w.]*=)['\"]?/(?:.*/)?([^/'\"]*)/?['\"]?$"
-    given = [re.sub(place, r"\1.../\2", each) for each in sys.argv[1:]]
-    return shlex.join([*Path(sys.argv[0]).name.split(), *given])
+    given = [re.sub(place, r"\1\2", each) for each in sys.argv[1:]]
+    name = Path(sys.argv[0]).name
+    return shlex.join([*("nde run" if name == "run.py" else name).split(), *given])
 
 
 def conditions(device: str, dtype: str, threads: int) -> str:

@@ -233,6 +233,17 @@ class Plan:
     exports: dict[str, str] = field(default_factory=dict)
     _titles: dict[Configuration, str] = field(default_factory=dict)
 
+    @property
+    def statics(self) -> dict[str, str]:
+        """The best static tree of each learned method's rule, drafted by the pair's draft."""
+        found = {}
+        for role, title in self.roles.items():
+            rule = role.partition(" + ")[0].partition(",")[0]
+            static = self.roles.get(f"{rule}, {BEST_STATIC}", title)
+            if title in self.learned and static != title:
+                found[title] = self.same.get(static, static)
+        return found
+
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
         candidate = tune(method)

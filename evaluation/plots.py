@@ -4,9 +4,11 @@ A picture has a panel per part, for example per sampling setting.
 """
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from nde_talf.evaluation.methods import HEAD_TITLE
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import Row, control_of
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
-BAND = "#e69f00"
-WIDTH = 6.5  # inches
+BAND, HEAD, OUTSIDE = "#e69f00", "#009e73", "#cc79a7"
+WIDTH, WRAPPED = 5.0, 24  # inches, which fill a narrow screen; letters of a name in a line
+STYLES = ("-", "--", ":", "-.")
 THEMED = {
     INK: "ink",
     "#000000": "ink",
@@ -29,7 +33,8 @@ THEMED = {
     OURS: "blue",
     OTHERS: "grey",
     PLAIN: "pale",
-    "#009e73": "green",
+    HEAD: "green",
+    OUTSIDE: "pink",
 }
 """Variables of the page that replace a picture's colours, for dark mode."""
 MOST_TREES = 14  # of a histogram
@@ -61,7 +66,7 @@ def figure_of(
     axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights).ravel()
     handles: dict[str, Any] = {}
     for axis, (title, part) in zip(axes, parts.items(), strict=True):
-        axis.tick_params(colors=INK, labelsize=8, grid_color=GRID)
+        axis.tick_params(colors=INK, labelsize=9, grid_color=GRID)
         axis.set_title(title)
         axis.set_ylabel(y)
         draw(axis, part)
@@ -69,7 +74,7 @@ def figure_of(
         handles |= dict(zip(labels, lines, strict=True))
     axes[-1].set_xlabel(x)
     if handles:  # one legend, with each label once
-        columns = max(1, int(WIDTH / (0.5 + 0.075 * max(map(len, handles)))))
+        columns = max(1, int(WIDTH / (0.6 + 0.085 * max(map(len, handles)))))
         figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
     return figure
 
@@ -87,14 +92,26 @@ def svg(figure: Figure, name: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', lambda match: match[1] + f"{name}-", text)
 
 
-def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
-    """Draw speed-ups; the band is the A/A control's interval. part: rows, learned methods."""
-    rows, learned = part
+def unbroken(text: str) -> str:
+    """Keep the shapes of trees, such as (1, 0, 4), in one line."""
+    return re.sub(r"\([\d, ]+\)", lambda tree: tree[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
+
+
+def colour_of(method: str, outside: bool) -> str:
+    """Return the colour of a method's role, the same in every picture and setting."""
+    if method in (BASELINE, CONTROL):
+        return PLAIN
+    roles = {"transformers": OUTSIDE, HEAD_TITLE: HEAD, "(NDE)": OURS}
+    known = (colour for name, colour in roles.items() if name in method)
+    return OUTSIDE if outside else next(known, OTHERS)
+
+
+def speed_bars(axis: Axes, rows: list[Row]) -> None:
+    """Draw speed-ups; the band is the A/A control's interval."""
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
-    known = dict.fromkeys((BASELINE, CONTROL), PLAIN) | dict.fromkeys(learned, OURS)
-    names = [row.method for row in rows]
-    colours = [known.get(name, OTHERS) for name in names]
+    names = [textwrap.fill(unbroken(row.method), WRAPPED) for row in rows]
+    colours = [colour_of(row.method, row.outside) for row in rows]
     values, low, high = np.array([row.speedup for row in rows]).T
     whiskers = np.maximum(0, [values - low, high - values])
     error = {"ecolor": INK, "lw": 1}
@@ -103,16 +120,41 @@ def speed_bars(axis: Axes, part: tuple[list[Row], set[str]]) -> None:
     for i, (value, end) in enumerate(zip(values, high, strict=True)):
         axis.text(max(end, 1) + 0.015 * furthest, i, f"{value:.2f}×", va="center")
     axis.axvline(1, color=INK, lw=0.8, ls=":")
-    axis.set_xlim(0, 1.14 * furthest)
+    axis.set_xlim(0, 1.22 * furthest)
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
 
 
 def lines(axis: Axes, part: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw a line of points for every name: a method or a training loss."""
+    """Draw a line of points for every training loss."""
     for name, points in part.items():
         marker = "o" if len(points) < 12 else None
         axis.plot(*zip(*points, strict=True), marker=marker, label=name)
+
+
+def method_lines(axis: Axes, part: dict[str, tuple[str, str, list[float]]]) -> None:
+    """Draw acceptance by position for every method. part: colour, line style and rates, by name."""
+    for name, (colour, style, rates) in part.items():
+        axis.plot(range(1, len(rates) + 1), rates, style, color=colour, marker="o", label=name)
+
+
+def styled_lines(
+    positions: dict[str, dict[str, list[float]]],
+) -> dict[str, dict[str, tuple[str, str, list[float]]]]:
+    """Choose a style for every method, the same in all settings, in its role's colour.
+
+    Methods that differ in their tree or schedule alone have one name, which the legend has once.
+    """
+    free: dict[str, Iterator[str]] = {}
+    chosen: dict[str, str] = {}
+    lines: dict[str, dict[str, tuple[str, str, list[float]]]] = {}
+    for setting, methods in positions.items():
+        for method, rates in methods.items():
+            colour, name = colour_of(method, False), re.sub(r"(?<!selector) \(.*\)$", "", method)
+            if name not in chosen:
+                chosen[name] = next(free.setdefault(colour, cycle(STYLES)))
+            lines.setdefault(setting, {}).setdefault(name, (colour, chosen[name], rates))
+    return lines
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:
@@ -121,9 +163,9 @@ def tree_bars(axis: Axes, part: dict[str, int]) -> None:
     top = dict(counts.most_common(MOST_TREES))
     if rest := counts.total() - sum(top.values()):
         top["others"] = rest
-    axis.bar(list(top), [100 * steps / counts.total() for steps in top.values()], color=OURS)
-    axis.tick_params(axis="x", rotation=70, labelsize=7)
-    axis.grid(visible=False, axis="x")
+    axis.barh(list(top), [100 * steps / counts.total() for steps in top.values()], color=OURS)
+    axis.invert_yaxis()
+    axis.grid(visible=False, axis="y")
 
 
 def losses(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
@@ -142,11 +184,8 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
 
     The template has a caption for each name.
     """
-    speeds = {s: (rows, set(data.learned.get(s, ()))) for s, rows in data.tables.items() if rows}
-    positions = {
-        setting: {name: list(enumerate(rates, 1)) for name, rates in methods.items()}
-        for setting, methods in data.positions.items()
-    }
+    speeds = {setting: rows for setting, rows in data.tables.items() if rows}
+    positions = styled_lines(data.positions)
     chosen = {
         f"{name}, {s}": counts
         for s, methods in data.chosen.items()
@@ -154,7 +193,7 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
     }
     curves = {name: shown for name, series in data.curves.items() if (shown := losses(series))}
     if speeds:
-        heights = [0.5 + 0.28 * len(rows) for rows, _ in speeds.values()]
+        heights = [0.5 + 0.42 * len(rows) for rows in speeds.values()]
         bars = figure_of(speeds, speed_bars, heights, "tokens/s over plain decoding's")
         yield "speed", "speedup", bars
     if positions:
@@ -162,10 +201,11 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
         yield (
             "acceptance",
             "positions",
-            figure_of(positions, lines, [3.4] * len(positions), *labels),
+            figure_of(positions, method_lines, [3.2] * len(positions), *labels),
         )
     if chosen:
-        labels = "tree (K, L1, L2); a single path is (1, 0, L)", "fraction of steps, %"
-        yield "selector", "actions", figure_of(chosen, tree_bars, [2.9] * len(chosen), *labels)
+        heights = [0.8 + 0.24 * min(MOST_TREES + 1, len(counts)) for counts in chosen.values()]
+        labels = "steps with the tree (K, L1, L2), %", ""
+        yield "selector", "actions", figure_of(chosen, tree_bars, heights, *labels)
     if curves:
         yield "training", "curves", figure_of(curves, lines, [3.0] * len(curves), "step", "loss")

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.decoding.step import PHASES
-from nde_talf.evaluation.plots import pictures, svg
+from nde_talf.evaluation.plots import pictures, svg, unbroken
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import control_of, markdown
@@ -163,5 +163,7 @@ def write_report(data: ReportData, folder: Path) -> None:
         protocol=PROTOCOL,
         flat=flat,
         in_words=in_words,
+        times=times,
+        unbroken=unbroken,
     )
     write_atomically(folder / "index.html", lambda path: path.write_text(page, encoding="utf-8"))

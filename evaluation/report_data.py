@@ -7,6 +7,7 @@ from typing import Any
 from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.protocol import trusted
+from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
@@ -19,6 +20,27 @@ from nde_talf.evaluation.table import (
     tabulate,
 )
 from nde_talf.evaluation.verdict import Verdict, verdict
+
+
+@dataclass
+class Learned:
+    """Speed-ups of a learned part, paired by prompt, each [value, low, high].
+
+    Attributes:
+        method: its title.
+        plain: over plain decoding.
+        static: title of its rule's best static tree; "" where that was not decoded beside it.
+        over_static: over that tree.
+        outside: title of the fastest method of transformers.
+        over_outside: over that method.
+    """
+
+    method: str
+    plain: list[float]
+    static: str = ""
+    over_static: list[float] | None = None
+    outside: str = ""
+    over_outside: list[float] | None = None
 
 
 @dataclass
@@ -35,6 +57,8 @@ class ReportData:
         measured: amount of decoded text, in words.
         ended: by setting, texts that ended by themselves, in words.
         learned: by setting, titles of methods with something learned.
+        statics: by setting and learned method, the best static tree of its rule.
+        parts: by setting, the speed-ups of every learned method.
         same: by setting, methods not decoded, and the equal one that was.
         exports: by setting, for selectors that exported a static tree, its method.
         pair: held-out figures of the pair.
@@ -55,6 +79,7 @@ class ReportData:
     ended: dict[str, str]
     measured: str
     learned: dict[str, list[str]]
+    statics: dict[str, dict[str, str]]
     same: dict[str, dict[str, str]]
     exports: dict[str, dict[str, str]]
     pair: dict[str, Any]
@@ -64,12 +89,13 @@ class ReportData:
     stages: dict[str, float]
     environment: dict[str, str]
     sample: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, list[Learned]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: str, records: list[Record], conditions: str, **parts: Any) -> "ReportData":
         """Compute the fields that follow from records. conditions: see `verdict`; parts: others."""
         tables = tabulate(records)
-        return cls(
+        made = cls(
             run,
             tables,
             {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
@@ -79,6 +105,12 @@ class ReportData:
             {s: ended(record for record in records if record.setting == s) for s in tables},
             **parts,
         )
+        for setting, methods in by_setting(records).items():
+            of_setting = tables[setting], methods, made.statics.get(setting, {})
+            made.parts[setting] = [
+                _learned(title, *of_setting) for title in made.learned.get(setting, ())
+            ]
+        return made
 
     @property
     def positions(self) -> dict[str, dict[str, list[float]]]:
@@ -108,6 +140,23 @@ class ReportData:
                 and trusted(control, row.speedup) is not False
             ]
         return sentences
+
+
+def _learned(
+    title: str, rows: list[Row], methods: dict[str, list[Record]], statics: dict[str, str]
+) -> Learned:
+    """Compare a learned method with plain decoding, its static tree and transformers' fastest."""
+    own = methods.get(title, [])
+    outside = max((r for r in rows if r.outside), key=lambda r: r.speedup[0], default=None)
+    static = statics.get(title, "")
+    return Learned(
+        title,
+        next((row.speedup for row in rows if row.method == title), []),
+        static,
+        speed_ratio(own, methods.get(static, [])),
+        outside.method if outside else "",
+        speed_ratio(own, methods[outside.method]) if outside else None,
+    )
 
 
 def _by_method(

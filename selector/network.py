@@ -11,6 +11,7 @@ from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import reading
+from nde_talf.decoding.common.hub import export_folder
 from nde_talf.selector.export import (
     CONFIG,
     FORMAT,
@@ -183,23 +184,24 @@ class Selector(nn.Module):
     @classmethod
     @checked
     def from_pretrained(cls, folder: str | Path) -> "Selector":
-        """Load an export.
+        """Load an export from its folder, or by its name on a hub.
 
         Raises:
             UserError: `folder` holds none, a damaged one, one of other inputs, or one of a verifier
                 that takes no delayed trees.
         """
-        schema, weights, table = read_export(Path(folder))
+        folder = export_folder(folder)
+        schema, weights, table = read_export(folder)
         # A new network draws its weights.
-        with reading(Path(folder) / CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
+        with reading(folder / CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
             selector = cls(schema)
         if (counts := weights.get("static_contexts")) is not None:  # a column per context seen
             selector.static_contexts = selector.static_contexts.repeat(1, counts.shape[-1])
         try:
             selector.load_state_dict(weights, assign=True)  # whatever torch's default type is
         except RuntimeError as error:
-            raise unfit(Path(folder), error) from error
+            raise unfit(folder, error) from error
         selector.table = table
-        if (path := Path(folder) / VECTORS).exists():
+        if (path := folder / VECTORS).exists():
             check_vectors(selector, path)
         return selector.eval()

@@ -18,8 +18,10 @@ from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
 from nde_talf.draft_training.registry import HEADS, LOSSES
 from nde_talf.pipelines.commands.check import CheckConfig
+from nde_talf.pipelines.commands.export import ExportConfig
 from nde_talf.pipelines.commands.generate import GenerateConfig, completed, without_prompt
 from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.commands.recommend import completed as probed
 from nde_talf.pipelines.config.checks import check_config
 from nde_talf.pipelines.config.command_line import composed, presets
 from nde_talf.pipelines.config.own_data import in_full
@@ -50,6 +52,7 @@ SCHEMAS = {
     "generate": GenerateConfig,
     "recommend": RecommendConfig,
     "check": CheckConfig,
+    "export": ExportConfig,
     "small": SmallConfig,
 }
 
@@ -129,7 +132,7 @@ def commands(page: Path) -> list[str]:
     text = page.read_text()
     shown = [match[2] for match in BLOCK.finditer(text) if match[1] != "python"]
     inline = re.findall(
-        r"`((?:python -m benchmarks|nde (?:run|generate|check|recommend) )[^`]*)`",
+        r"`((?:python -m benchmarks|nde (?:run|generate|check|recommend|export) )[^`]*)`",
         BLOCK.sub("", text),
     )
     lines = chain.from_iterable(
@@ -151,6 +154,8 @@ def variants(line: str) -> list[list[str]]:
     for placeholder, value in PLACEHOLDERS.items():
         line = line.replace(placeholder, value)
     line = line.replace('="..."', "=text")
+    readers = {"generate": completed, "recommend": probed}
+    read = next((reader for name, reader in readers.items() if name in line), without_prompt)
     options, rest = [], ""
     while match := re.search(rf"(?:^|\s)\[(?={SETTING})", line):
         end, depth = match.end(), 1
@@ -159,7 +164,6 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    read = completed if "commands.generate" in line else without_prompt
     words = read(shlex.split(rest + line))
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [
@@ -233,7 +237,7 @@ def test_every_page_is_on_the_site():
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in site]
 
 
-KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig), *keys(SmallConfig)]
+KEYS = [*keys(Config), *chain.from_iterable(map(keys, SCHEMAS.values()))]
 TOP = {key.partition(".")[0] for key in KEYS}
 GROUPS = {key.rpartition(".")[0] for key in KEYS} | {"options"}
 OPEN = {"options", "evaluation.policies", "data.mix", "data.sets"}

@@ -1,12 +1,15 @@
 """Pages that `make docs` makes: the reference of keys, and the files that pages link to."""
 
 import importlib.util
+import json
 from posixpath import dirname, join, normpath
 
 import pytest
 from mkdocs.config import load_config
 from mkdocs.structure.files import get_files
 
+from nde_talf.data.text.shipped import SHIPPED
+from nde_talf.decoding.common.json_validation import adapter
 from nde_talf.decoding.common.settings import keys
 from tests import ROOT
 
@@ -30,9 +33,25 @@ def test_every_key_of_every_command_is_in_the_reference(hooks):
     assert "| `draft.layer` | text | `family` | `family`: a decoder layer" in hooks.keys_page()
 
 
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("table", "latency/table.json"),
+        ("selector-config", "selector/export/traversal/config.json"),
+        ("head-vectors", "draft/export/vectors.json"),
+    ],
+)
+def test_schemas_describe_what_ships(hooks, name, file):
+    schema = adapter(hooks.SCHEMAS[name]).json_schema()
+    content = json.loads((SHIPPED / file).read_text())
+    added = {"format", "sha256", "scalars", "trees"}
+    assert {*schema["required"]} <= {*content} <= {*schema["properties"]} | added
+
+
 def test_links_of_all_pages_stay_on_the_site(hooks):
     config = load_config(str(ROOT / "mkdocs.yml"), plugins=[])
     files = config.plugins.on_files(get_files(config), config=config)
+    assert files.get_file_from_path("reference/table.schema.json")
     assert files.get_file_from_path("repository/benchmarks/results/papers/gbv.md")
     for page in files.documentation_pages():
         text, here = page.content_string, page.src_uri

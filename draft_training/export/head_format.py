@@ -30,6 +30,7 @@ from nde_talf.decoding.common.checksums import CHECKSUMS, write_export
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json
 from nde_talf.decoding.common.formats import Format
+from nde_talf.decoding.common.hub import export_folder
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.draft_training.export.published_heads import (
@@ -38,6 +39,7 @@ from nde_talf.draft_training.export.published_heads import (
     LAYERS,
     load_layout,
 )
+from nde_talf.draft_training.export.vectors import VECTORS, check_vectors, vectors_of
 from nde_talf.draft_training.model.draft_vocab import layout_of, vocabulary_in
 from nde_talf.draft_training.model.families import not_for_vllm, served_config
 from nde_talf.draft_training.model.head import EagleHead
@@ -179,7 +181,10 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         for name, tensor in head.file_weights().items()
     }
 
+    vectors = vectors_of(head)
+
     def write(partial: Path) -> None:
+        (partial / VECTORS).write_text(json.dumps(vectors), encoding="utf-8")
         save_file(weights, partial / FILES[0], metadata={"format": "pt"})
         (partial / CONFIG).write_text(
             json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8"
@@ -201,7 +206,7 @@ def load_head(
     It is our export, or a published head (`published_heads`).
 
     Args:
-        folder: of the export.
+        folder: of the export, or its name on a hub.
         target: what it drafts for.
         dtype: of its weights; None: the target's.
         any_weights: a target with other numbers in weights of the same shapes is taken, and told.
@@ -209,7 +214,7 @@ def load_head(
     Raises UserError if there is none, if a file was changed, if its weights are not exactly a
     head's, or if it was trained beside another target.
     """
-    folder = Path(folder)
+    folder = export_folder(folder)
     config = read_json(folder / CONFIG, again="give the folder that stage=draft exported")
     # with checksums it is an export that lost its note
     if NOTE not in config and not (folder / CHECKSUMS).exists():
@@ -221,6 +226,7 @@ def load_head(
             " folder that stage=draft exported; if this is it, export the head again."
         )
     note = FORMAT.load_folder(folder, note, folder / CONFIG)
+    own = True
     for key, value in _identity(target).items():
         if note[key] == value:
             continue
@@ -230,6 +236,7 @@ def load_head(
                 " another quantisation: fewer drafts are accepted, and the text is as exact.",
                 soft_wrap=True,
             )
+            own = False
             break
         raise UserError(
             f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
@@ -241,6 +248,8 @@ def load_head(
         known = {"d2t": torch.tensor(note["d2t"])}
         head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)
     head.trained_in = note["trained_in"]
+    if own and (folder / VECTORS).exists():
+        check_vectors(head, folder / VECTORS, FORMAT.again)
     return head
 
 

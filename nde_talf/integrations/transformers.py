@@ -30,6 +30,7 @@ from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.errors import Advice, UserError
+from nde_talf.decoding.common.hub import export_folder
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.drafters.ngram import NgramDrafter
@@ -236,7 +237,7 @@ class Speculation:
                 f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head,"
                 f" or {NGRAM!r}."
             )
-        elif is_head(Path(draft)):
+        elif is_head(draft):
             return EagleDrafter.from_pretrained(draft, target)
         else:
             device, dtype = str(target.device), str(target.dtype).removeprefix("torch.")
@@ -293,11 +294,12 @@ def speculate(
     return Speculation(draft, selector, verifier, draft_temperature, stateless)
 
 
-def is_head(folder: Path) -> bool:
-    """Tell a folder with a draft head, ours or a published one of speculators or EAGLE."""
+def is_head(where: str | Path) -> bool:
+    """Tell the place of a draft head, ours or a published one of speculators or EAGLE."""
     try:
+        folder = export_folder(where, ["config.json"])
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, UserError):
         return False
     eagle = "eagle" in str(config.get("architectures")).lower()
     return NOTE in config or "speculators_model_type" in config or eagle

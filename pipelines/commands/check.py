@@ -11,7 +11,7 @@ from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import settings
-from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.commands.generate import DecodingConfig
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch
 from nde_talf.pipelines.runs.finished import Run
@@ -21,19 +21,16 @@ SHORTEST, FEWEST = 4, 100
 
 
 @settings()
-class CheckConfig(GenerateConfig):
-    """The keys of `nde generate`, and how many texts are compared."""
+class CheckConfig(DecodingConfig):
+    """How a run's pair decodes, and how many texts are compared."""
 
     texts: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature or self.prompt or self.compare or self.model.target:
-            raise UserError(
-                "temperature=0, prompt, compare, model.target: leave them out. Greedy texts are"
-                " always compared, and all texts follow the run's held-out prompts."
-            )
+        if not self.temperature:
+            raise UserError("temperature=0: leave it out. Greedy texts are always compared.")
         if self.new_tokens < SHORTEST or self.texts * self.new_tokens < FEWEST:
             raise UserError(
                 f"texts={self.texts} new_tokens={self.new_tokens}: that is too little to find a"

@@ -48,13 +48,9 @@ class TargetConfig(LoadingConfig):
 
 
 @settings()
-class GenerateConfig:
-    """A prompt, and how to decode it."""
+class DecodingConfig:
+    """How a run's pair decodes."""
 
-    prompt: LongText = ""
-    """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
-    held-out prompt of the run, another one for another seed.
-    """
     run: Text = SMALL
     """small: the shipped pair; smollm2: SmolLM2-135M-Instruct with what ships for it (model=NAME is
     the same); or the name of a finished run, its folder under paths.checkpoints.
@@ -94,11 +90,7 @@ class GenerateConfig:
     """Maximum number of tokens to generate."""
     seed: Seed = 0
     """Seed of the sampling."""
-    chat: bool = True
-    """Put the prompt into the tokenizer's chat template where there is one."""
-    compare: bool | None = None
-    """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
-    model: TargetConfig = field(default_factory=lambda: TargetConfig(threads=1))
+    model: LoadingConfig = field(default_factory=lambda: LoadingConfig(threads=1))
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     @property
@@ -118,6 +110,21 @@ class GenerateConfig:
                 "verifier=greedy is lossless at temperature 0 only: set temperature=0, or take"
                 " verifier=nss."
             )
+
+
+@settings()
+class GenerateConfig(DecodingConfig):
+    """A prompt, and how to decode it."""
+
+    prompt: LongText = ""
+    """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
+    held-out prompt of the run, another one for another seed.
+    """
+    chat: bool = True
+    """Put the prompt into the tokenizer's chat template where there is one."""
+    compare: bool | None = None
+    """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
+    model: TargetConfig = field(default_factory=lambda: TargetConfig(threads=1))
 
 
 def generate(config: GenerateConfig) -> None:

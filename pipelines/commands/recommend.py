@@ -1,11 +1,12 @@
-"""Recommend settings for an engine without a selector.
+"""Recommend what to train for a pair, or settings for an engine without a selector.
 
-Example: `nde recommend run=NAME`.
-
-It prints a table, and writes the configurations of vLLM and SGLang into the run's folder
-`recommend`. With `acceptance` it reads no run: it prints what a draft of such numbers would win.
+`nde recommend model.target=... model.draft=... data=prompts.jsonl` decodes a few prompts before
+anything is trained. `nde recommend run=NAME` prints a table, and writes the configurations of vLLM
+and SGLang into the run's folder `recommend`. With `acceptance` no model is loaded: it prints what a
+draft of such numbers would win.
 """
 
+import re
 from dataclasses import field
 from typing import Annotated
 
@@ -16,27 +17,43 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.device_check import check_device
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
 from nde_talf.evaluation.speed_estimate import Prices
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch
-from nde_talf.pipelines.config.schema import MEASURED, PathsConfig
+from nde_talf.pipelines.config.schema import MEASURED, LoadingConfig, PathsConfig
 from nde_talf.pipelines.runs.finished import Run
 
 BATCHES = (1, 4, 16, 64, 256)
 STOPS = "By these prices drafting stops paying at a batch of {}."
 
 
+@settings("model")
+class ProbedConfig(LoadingConfig):
+    """The pair that is probed."""
+
+    target: Place | None = None
+    """Folder, GGUF file or hub name of a target to probe with `prompts`, without a run."""
+    draft: Place | None = None
+    """The same of a draft model beside it; null: n-grams alone are decoded."""
+
+
 @settings()
 class RecommendConfig:
     """Settings of a recommendation."""
 
+    model: ProbedConfig = field(default_factory=ProbedConfig)
+    prompts: Text | None = None
+    """With model.target: a file of prompts, as data=FILE of `nde run`; data=FILE is the same."""
     run: Text = "default"
     """Name of a run with traces and a latency table, which is its folder under paths.checkpoints.
     """
     setting: Annotated[str, one_of(SETTINGS)] | None = None
-    """Sampling setting of the requests, one that was traced; null: all traced ones, equally often.
+    """Sampling setting of the requests, of a run one that was traced; null: all traced ones,
+    equally often, and t0.6 with model.target.
     """
     rejection: Annotated[str, one_of(("standard", "block"))] = "standard"
     """Verification of a path in the engine: standard, or block verification
@@ -60,8 +77,24 @@ class RecommendConfig:
 def recommend(config: RecommendConfig) -> None:
     """Print and write what is recommended.
 
-    Raises UserError where traces or a table are missing, damaged, or of another pair.
+    Raises UserError where traces or a table are missing, damaged, or of another pair, and where a
+    probe lacks its target or its prompts.
     """
+    target = config.model.target
+    if bool(target) != bool(config.prompts) or (config.model.draft and not target):
+        raise UserError(
+            "model.target, data: a probe needs both; give model.target=FOLDER_OR_HUB_NAME"
+            " data=prompts.jsonl, and model.draft where there is a draft model."
+        )
+    if target and (config.acceptance is not None or config.run != "default"):
+        raise UserError(
+            "model.target: a probe reads no run and measures acceptance; leave run and"
+            " acceptance out."
+        )
+    if target:
+        check_device(config.model.device)
+        quiet()
+        return work_of("probe").probe(config)
     if config.acceptance is not None:
         prices = Prices(config.acceptance, config.draft_price, config.free_rows)
         console.print(_before_training(prices))
@@ -87,9 +120,14 @@ def _before_training(prices: Prices) -> Table:
     return table
 
 
+def completed(arguments: list[str]) -> list[str]:
+    """Read `data=FILE` as `prompts=FILE`: data is a group of presets, which Hydra would look up."""
+    return [re.sub(r"^data=", "prompts=", argument) for argument in arguments]
+
+
 def main() -> None:
     """The command `nde recommend`."""
-    launch("recommend", RecommendConfig, recommend)
+    launch("recommend", RecommendConfig, recommend, completed)
 
 
 if __name__ == "__main__":

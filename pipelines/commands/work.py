@@ -13,6 +13,7 @@ WORK = {
     "generate": "runs.decoder",
     "check": "commands.compare_texts",
     "recommend": "commands.from_traces",
+    "probe": "commands.probe",
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -287,8 +288,9 @@ def quoted(key: str, value: str) -> str:
 
 
 def composed(schema: type[T], *overrides: str, config: str = "config") -> T:
-    """Return what a command line gives, for tests and scripts. config: a file of `configs/`."""
+    """Return what a command line gives, without running it. config: a file of `configs/`."""
     register(config, schema)
+    GlobalHydra.instance().clear()  # of the command that asks, which is composed already
     with initialize_config_dir(CONFIGS, version_base=None):
         return settled(compose(config, [marked(override) for override in overrides]), schema)
 

@@ -39,7 +39,7 @@ from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.protocol import GREEDY_TREE, HEAD_TREE
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.evaluation.static_trees import PICKED, picked
-from nde_talf.pipelines.commands.generate import GenerateConfig
+from nde_talf.pipelines.commands.generate import DecodingConfig, GenerateConfig
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
 from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run
@@ -128,7 +128,7 @@ def prompt_of(
 
 
 def make_decoder(
-    config: GenerateConfig, run: Run, static: StaticShapes | None
+    config: DecodingConfig, run: Run, static: StaticShapes | None
 ) -> SpeculativeDecoder:
     """Load what the configuration asks for: models, policy, rule and drafter.
 
@@ -168,7 +168,7 @@ def _drafter(
     kind: str | None,
     draft: Any,
     target: CausalModel,
-    config: GenerateConfig,
+    config: DecodingConfig,
     static: StaticShapes | None,
 ) -> Drafter | None:
     if kind == "ngram":
@@ -178,7 +178,7 @@ def _drafter(
     return draft.drafter(static) if kind else None
 
 
-def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
+def choose_policy(config: DecodingConfig, run: Run) -> tuple[TreePolicy, Verifier]:
     """Return the policy asked for, and its verifier. Raises UserError for options it lacks."""
     policy, rule = _policy_and_rule(config, run)
     rule = VERIFIERS[config.verifier] if config.verifier else rule
@@ -186,7 +186,7 @@ def choose_policy(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifie
     return policy, rule
 
 
-def _policy_and_rule(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Verifier]:
+def _policy_and_rule(config: DecodingConfig, run: Run) -> tuple[TreePolicy, Verifier]:
     """Return the policy, and the rule that goes with it."""
     name: Any = config.policy
     selectors = run.selectors()
@@ -208,7 +208,7 @@ def _policy_and_rule(config: GenerateConfig, run: Run) -> tuple[TreePolicy, Veri
 
 
 def _without_selector(
-    config: GenerateConfig, run: Run, selectors: list[str]
+    config: DecodingConfig, run: Run, selectors: list[str]
 ) -> tuple[TreePolicy, Verifier] | None:
     """Return policy and rule where none are named; None where the run has a selector for them.
 
@@ -226,7 +226,7 @@ def _without_selector(
 
 
 def _check_drafter(
-    kind: str | None, config: GenerateConfig, policy: TreePolicy, has_draft: bool, export: Path
+    kind: str | None, config: DecodingConfig, policy: TreePolicy, has_draft: bool, export: Path
 ) -> None:
     """Raise UserError where a run cannot draft as it is asked to."""
     if kind == "lm" and not has_draft:
@@ -324,7 +324,7 @@ def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     )
 
 
-def describe(decoder: SpeculativeDecoder, config: GenerateConfig) -> None:
+def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
     """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
     policy = decoder.policy
     given = config.policy or config.drafter

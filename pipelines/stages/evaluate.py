@@ -318,6 +318,7 @@ def report_data(
         conditions(*machine),
         measured="; ".join(filter(None, measured)),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
+        statics={setting: plan.statics for setting, plan in plans.items()},
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,

@@ -63,6 +63,7 @@ def everything(measured):
     parts = {
         "measured": "5 held-out prompts",
         "learned": {setting: [NDE]},
+        "statics": {setting: {NDE: STATIC}},
         "same": {setting: {"BV (1, 0, 4)": STATIC, export: "SpecInfer (1, 0, 4)"}},
         "exports": {setting: {"SpecInfer + selector (NDE)": export}},
         "sample": {

@@ -10,7 +10,7 @@ from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
 from nde_talf.evaluation.report import in_markdown, table_of_domains, write_report
 from nde_talf.evaluation.table import tabulate
-from tests.evaluation.example import NDE, SETTING, everything, records
+from tests.evaluation.example import NDE, SETTING, STATIC, everything, records
 
 
 def test_rows_are_ratios_to_the_same_prompts_baseline(tmp_path):
@@ -28,7 +28,7 @@ def test_rows_are_ratios_to_the_same_prompts_baseline(tmp_path):
 def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
     data, folder = everything(records(tmp_path)), tmp_path / "report"
     write_report(data, folder)
-    page = (folder / "index.html").read_text()
+    page = (folder / "index.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
     assert "<run" not in page and "&lt;run &amp; co&gt;" in page and "def &lt;b&gt;" in page
     assert not re.search(r'(src|href)="?(http|//)|url\(http', page) and "<script" not in page
     for row in data.tables[str(SETTING)]:
@@ -39,6 +39,7 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
         "SpecInfer + selector (NDE) is static here",
         PROTOCOL[0][:40],
         "The runner-up, ",
+        f"over its best static tree, {STATIC}",
         "5 prompts: indicative.",
         "Clock trusted",
         "overlap of both distributions, 1.0</dt><dd>0.8125",
@@ -51,6 +52,8 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
     assert page.count("<svg") == len(names)  # one panel each
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+    (part,) = data.parts[str(SETTING)]  # 250, 200 and 100 tokens/s
+    assert part.over_static == pytest.approx([1.25] * 3) and part.plain == pytest.approx([2.5] * 3)
     kept = json.loads((folder / "results.json").read_text())
     assert kept["tables"][str(SETTING)][3]["speedup"][0] == pytest.approx(2.5)
     assert kept["summary"][0].startswith(data.verdicts[str(SETTING)].sentence)

@@ -1,0 +1,134 @@
+"""Probe a pair on one's own prompts, for `nde recommend model.target=... data=...`."""
+
+import time
+from dataclasses import asdict
+
+import torch
+from rich.box import SIMPLE
+from rich.filesize import decimal
+from rich.table import Table
+
+from nde_talf.data.text.pair import load_models
+from nde_talf.data.text.prompts import encode_prompts
+from nde_talf.data.traces.settings import SETTINGS
+from nde_talf.decoding.common.bootstrap import times
+from nde_talf.decoding.common.progress import console, duration, working
+from nde_talf.decoding.drafters.lm import LMDrafter
+from nde_talf.decoding.models.causal_model import CausalModel
+from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
+from nde_talf.decoding.threads import threads
+from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.probe import (
+    DRAFTED_PATH,
+    NGRAMS,
+    PATH,
+    PROMPTS,
+    TEXT,
+    Path,
+    decode,
+    methods,
+)
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.evaluation.table import (
+    Row,
+    acceptance_by_position,
+    by_setting,
+    control_of,
+    histogram,
+    tabulate,
+)
+from nde_talf.pipelines.commands.dry_run import most_memory, pair_without_weights, size_of
+from nde_talf.pipelines.commands.estimate import measured, minutes, works
+from nde_talf.pipelines.commands.hub import reach_hub
+from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.config.checks import check_config, names_on_hub
+from nde_talf.pipelines.config.command_line import composed
+from nde_talf.pipelines.config.own_data import fit, in_full
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.stages.pair import set_prompts, shared_context, shared_tokenizer
+
+SECONDS = 300.0
+PUBLISHED = {
+    "selector": ("1.08 to 1.17× its best static tree", ("latency", "traces", "selector")),
+    "head": ("1.50 to 1.64×, one text at a time", ("draft",)),
+}
+"""Published ranges (benchmarks/results: selector, claims, engines, decode), and the stages of each.
+"""
+
+
+def probe(asked: RecommendConfig) -> None:
+    """Decode some prompts, and print what to expect, within five minutes."""
+    started = time.monotonic()
+    config = _run_of(asked)
+    reach_hub(names_on_hub(config))
+    check_config(config, fit(config))
+    setting = SETTINGS[asked.setting or "t0.6"]
+    with threads(config.evaluation.threads), torch.inference_mode():
+        target, *drafts = load_models(config.model.given.values(), *config.model.placed)
+        tokenizer = shared_tokenizer(config.model)
+        context = shared_context(config, (model.max_context for model in (target, *drafts)))
+        prompts = set_prompts(config, tokenizer, context)[:PROMPTS]
+        texts = [one.tokens for one in encode_prompts(prompts, tokenizer, special=True)]
+        shapes = StaticShapes(max(map(len, texts)) + TEXT + MARGIN)
+        static = shapes if config.model.static_shapes else None
+        drafter = LMDrafter(drafts[0], static) if drafts else None
+        decoders = methods(target, drafter, setting, static)
+        with working(f"decoding {len(texts)} prompts at {setting}, each in several ways"):
+            left = 0.9 * (SECONDS - time.monotonic() + started)
+            records = decode(decoders, texts, setting, left)
+        _print(config, records, len(texts), target)
+    console.print(
+        f"In {duration(time.monotonic() - started)}, at {setting}. Ranges of other pairs are"
+        " published runs on small models and CPUs; on an H100 a 98M target lost to plain decoding"
+        " with CUDA graphs.",
+        soft_wrap=True,
+    )
+
+
+def _run_of(asked: RecommendConfig) -> Config:
+    """Compose the run that would train for this pair."""
+    model = {key: value for key, value in asdict(asked.model).items() if value is not None}
+    given = [f"model.{key}={value}" for key, value in model.items()]
+    return composed(Config, *in_full([f"data={asked.prompts}"]), *given)
+
+
+def _print(config: Config, records: list[Record], asked: int, target: CausalModel) -> None:
+    """Print acceptance, prices and the table. asked: prompts, if there was time for all."""
+    (methods,), (rows,) = by_setting(records).values(), tabulate(records).values()
+    if (count := len(methods[BASELINE])) < asked:
+        console.print(f"! there was time for {count} of {asked} prompts on this machine")
+    for name in (NGRAMS, DRAFTED_PATH):
+        if name in methods:
+            rates = acceptance_by_position(histogram(methods[name]))
+            console.print(f"accepted by position, {name}: {' '.join(f'{x:.2f}' for x in rates)}")
+    path = None
+    if DRAFTED_PATH in methods:
+        path = Path.of(methods[DRAFTED_PATH], methods[BASELINE])
+        console.print(
+            f"price of a drafted token: {path.draft / path.plain:.2f} of a step without draft;"
+            f" {PATH.depth} of them cost the target {path.step / path.plain:.2f} steps"
+        )
+    console.print(_table(config, rows, path, target))
+    if trusted(control := control_of(rows)) is False:
+        console.print(f"! {NOT_TRUSTED}: plain decoding over itself reads {times(control)}")
+
+
+def _table(config: Config, rows: list[Row], path: Path | None, target: CausalModel) -> Table:
+    """Tabulate what was decoded, what follows for paths, and what would have to be trained."""
+    table = Table("", "over plain", "training", "memory", title="what to expect", box=SIMPLE)
+    models = pair_without_weights(config.model)
+    held = sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
+    for row in rows:
+        if row.method not in (BASELINE, CONTROL):
+            table.add_row(f"{row.method}, decoded here", times(row.speedup), "none", decimal(held))
+    if path:
+        title = f"path of {path.best}, the best by these times" if path.best else "no path pays"
+        table.add_row(title, f"{path.gain(path.best):.2f}×", "none", decimal(held))
+    prices = measured(target, config.evaluation.threads)
+    work, most = works(config, size_of(models)), decimal(most_memory(config, models))
+    needs = () if path else ("draft",)  # without a draft model, a selector chooses a head's trees
+    for name, (gain, stages) in PUBLISHED.items():
+        named = {"pair", *stages, *(needs if name == "selector" else ())}
+        spent = duration(60 * sum(minutes(work[stage], prices) for stage in named))
+        table.add_row(f"{name} (published, other pairs)", gain, f"about {spent}", most)
+    return table
