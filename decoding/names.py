@@ -14,4 +14,4 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 PRODUCTS = ("auto", "plain", "onednn", "packed", "onednn-many", "packed-many")
 """Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""
 GRAPHS = ("compiled", "recorded")
-"""How passes of static shapes become CUDA graphs, see `recorded_step.SHAPES`."""
+"""Ways of making CUDA graphs of passes of static shapes, see `recorded_step.SHAPES`."""

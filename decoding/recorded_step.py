@@ -231,7 +231,7 @@ class RecordedSteps:
         tokens, rows = self.whole[TOKENS, :width], self.whole[FROM, :width]
         at, target = torch.arange(width, device=self.device), self.passes[0]
         slots = torch.where(at < count, at, target.nowhere)
-        if width > 1:  # the tree's root lies before the first of the tokens
+        if width > 1:  # the tree's root comes before the first of the tokens
             before = torch.where(at < count, rows, target.nowhere), slots
             target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
         self.tokens[:1] = tokens.index_select(0, count - 1)

@@ -194,13 +194,13 @@ class Bench:
             grid = [
                 self.ours(p.title + suffix, p.policy, "greedy", p.options, head) for p in PICKED
             ]
-            return Method(key, role, grid, learned=learned)
+            return Method(key, role, grid, learned=learned, rule=rule)
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
             trees = self.labels.ranked(rule, RERANKED if self.tuned or self.headed else 1)
         title = TITLES[rule] + suffix
         grid = [self.static(f"{title} {tuple(tree)}", rule, tree, head) for tree in trees]
-        return Method(key, role, grid, learned=learned)
+        return Method(key, role, grid, learned=learned, rule=rule)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
         """Return the tree of the fastest candidate of a method of static trees."""
@@ -208,10 +208,11 @@ class Bench:
 
 
 class Role(NamedTuple):
-    """The title that a method has under every setting, and its title under this one."""
+    """The title that a method has under every setting, its title under this one, and its rule."""
 
     title: str
     method: str
+    rule: str
 
 
 @dataclass
@@ -237,18 +238,18 @@ class Plan:
     def statics(self) -> dict[str, str]:
         """The best static tree of each learned method's rule, drafted by the pair's draft."""
         found = {}
-        for role, title in self.roles.items():
-            rule = role.partition(" + ")[0].partition(",")[0]
-            static = self.roles.get(f"{rule}, {BEST_STATIC}", title)
-            if title in self.learned and static != title:
-                found[title] = self.same.get(static, static)
+        for role in self.roles.values():
+            keys = STATIC_TREE.format(role.rule), GREEDY_TREE, HEAD_TREE
+            static = next((self.roles[key].method for key in keys if key in self.roles), None)
+            if static and static != role.method and role.method in self.learned:
+                found[role.method] = self.same.get(static, static)
         return found
 
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
         candidate = tune(method)
         title, alike = candidate.title, candidate.alike
-        self.roles.setdefault(method.key, Role(method.role, title))
+        self.roles.setdefault(method.key, Role(method.role, title, method.rule))
         if method.learned:
             self.learned.add(title)
         if method.exported:
@@ -319,7 +320,7 @@ def selectors(bench: Bench) -> Iterator[Method]:
         action = policy.static(bench.setting)
         if action is None:
             own = bench.ours(role, policy, policy.verifier, {})
-            yield _only(key, role, own, learned=True)
+            yield _only(key, role, own, learned=True, rule=name)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
         yield _only(key, role, bench.static(title, name, TREES[action]), exported=True)
@@ -362,7 +363,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
     yield _only(BY_DOMAIN, name, Candidate(name, by_domain, {}, alike))
 
 
-def _only(key: str, role: str, candidate: Candidate, **about: bool) -> Method:
+def _only(key: str, role: str, candidate: Candidate, **about: Any) -> Method:
     """Make a method of one candidate."""
     return Method(key, role, [candidate], **about)
 

@@ -95,7 +95,7 @@ def decode(
 
 @dataclass(frozen=True)
 class Path:
-    """What decoding a path tells of every shorter one.
+    """Figures of a decoded path, which tell of every shorter one.
 
     Attributes:
         acceptance: fraction of steps that accepted a token at each position.

@@ -76,6 +76,7 @@ class Method(NamedTuple):
         grid: candidates; the fastest is decoded.
         learned: whether something learned in the run drafts or chooses.
         exported: whether it is a selector that exported its best static tree.
+        rule: verification of a method with something learned.
     """
 
     key: str
@@ -83,6 +84,7 @@ class Method(NamedTuple):
     grid: Sequence[Candidate]
     learned: bool = False
     exported: bool = False
+    rule: str = ""
 
 
 @dataclass

@@ -34,8 +34,8 @@ def evaluate_offline(
 
     Throughputs are 1 over the mean of the estimated seconds per token
     (`nde_talf.selector.objective.best_static` says why). `selector` is the ratio of the selector's
-    to that of the best static action of the setting (chosen on the training roots), [value, low,
-    high] with a 95 % bootstrap interval over prompts.
+    to the best static action's under the setting (chosen on the training roots), [value, low, high]
+    with a 95 % bootstrap interval over prompts.
 
     Args:
         selector: in evaluation mode.

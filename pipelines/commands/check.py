@@ -22,7 +22,7 @@ SHORTEST, FEWEST = 4, 100
 
 @settings()
 class CheckConfig(DecodingConfig):
-    """How a run's pair decodes, and how many texts are compared."""
+    """A run's pair as it decodes, and the number of texts that are compared."""
 
     texts: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Texts that are sampled, after held-out prompts of the run; an eighth as many are greedy."""

@@ -49,7 +49,7 @@ class TargetConfig(LoadingConfig):
 
 @settings()
 class DecodingConfig:
-    """How a run's pair decodes."""
+    """A run's pair as it decodes."""
 
     run: Text = SMALL
     """small: the shipped pair; smollm2: SmolLM2-135M-Instruct with what ships for it (model=NAME is

@@ -103,8 +103,8 @@ class LoadingConfig:
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""
     graphs: Annotated[str, one_of(GRAPHS)] = "compiled"
-    """How these passes become CUDA graphs: compiled by torch, or recorded as they run, with whole
-    steps of delayed trees, which no GPU has done yet.
+    """Way of making CUDA graphs of these passes: compiled by torch, or recorded as they run, with
+    whole steps of delayed trees, which no GPU has done yet.
     """
     threads: Threads = 0
     """CPU threads of training and tracing; 0: torch's own choice."""

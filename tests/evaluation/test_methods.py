@@ -159,7 +159,7 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     assert tune(fewer).options == {"seconds": 2}  # another grid than the file knows
     plan = Plan()
     plan.add(fewer, tune)
-    assert plan.roles == {"key": ("role", "takes 2 s")} and plan.learned == {"takes 2 s"}
+    assert plan.roles == {"key": ("role", "takes 2 s", "")} and plan.learned == {"takes 2 s"}
 
 
 @pytest.mark.slow
