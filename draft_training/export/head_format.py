@@ -226,7 +226,24 @@ def load_head(
             " folder that stage=draft exported; if this is it, export the head again."
         )
     note = FORMAT.load_folder(folder, note, folder / CONFIG)
-    own = True
+    own = _same_target(folder, note, target, any_weights)
+    head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
+    if "d2t" in note:
+        known = {"d2t": torch.tensor(note["d2t"])}
+        head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)
+    head.trained_in = note["trained_in"]
+    if own and (folder / VECTORS).exists():
+        check_vectors(head, folder / VECTORS, FORMAT.again)
+    return head
+
+
+def _same_target(
+    folder: Path, note: dict[str, Any], target: CausalModel, any_weights: bool
+) -> bool:
+    """Return whether a head was trained beside `target`; False for other numbers in its weights.
+
+    Raises UserError for another target, and unless `any_weights` for other numbers too.
+    """
     for key, value in _identity(target).items():
         if note[key] == value:
             continue
@@ -236,21 +253,13 @@ def load_head(
                 " another quantisation: fewer drafts are accepted, and the text is as exact.",
                 soft_wrap=True,
             )
-            own = False
-            break
+            return False
         raise UserError(
             f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
             f" {target.name}'s. Use the target it was trained with, or train a head for this"
             " one."
         )
-    head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
-    if "d2t" in note:
-        known = {"d2t": torch.tensor(note["d2t"])}
-        head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)
-    head.trained_in = note["trained_in"]
-    if own and (folder / VECTORS).exists():
-        check_vectors(head, folder / VECTORS, FORMAT.again)
-    return head
+    return True
 
 
 def write_head_card(
