@@ -264,6 +264,11 @@ class HeadConfig(TrainingConfig):
     The weights with the lowest held-out loss are exported. 0: none, and the last weights are.
     """
 
+    def rows_along(self) -> int:
+        """Count the rows of all steps along the text, without trees, of one device."""
+        steps = self.steps * (self.chain_fraction if self.loss.target_trees else 1)
+        return int(steps) * self.batch * self.accumulate
+
     def __post_init__(self) -> None:
         if self.features == "three" and self.loss.regression:
             raise UserError(

@@ -9,6 +9,7 @@ at the least cost.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.model.tree_attention import tree_features
 from nde_talf.draft_training.targets.document_masks import choose_roots, counted_roots
+from nde_talf.draft_training.targets.feature_cache import FeatureCache, Features
 from nde_talf.draft_training.targets.target_trees import (
     TargetTrees,
     chains,
     target_beam,
     target_features,
 )
+from nde_talf.draft_training.training.checkpoint import resumable
 from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.training.precision import cast_once
 from nde_talf.draft_training.training.processes import LocalProcesses
@@ -109,6 +112,7 @@ class HeadModule(RowModule):
         # The SALF & TALF paper begins with EAGLE's loss.
         fresh = config.features == "final" and not config.warm_start
         self.first = EagleLoss() if fresh and not config.loss.regression else config.loss
+        self.along: Features = partial(target_features, head.target, layers=head.feature_layers)
 
     @property
     def trained(self) -> nn.Module:
@@ -188,9 +192,10 @@ class HeadModule(RowModule):
     ) -> TargetTrees:
         """Build the trees after `roots` [B, R] of the rows `tokens` [B, L], with their labels."""
         target, loss, layers = self.head.target, self.config.loss, self.head.feature_layers
-        if loss.target_trees:
+        if loss.target_trees and depth > 1:
             return target_beam(target, tokens, loss.k, depth, roots, document, layers)
-        along, features = target_features(target, tokens, document, layers=layers)
+        with torch.no_grad():
+            along, features = self.along(tokens, document)
         return replace(chains(tokens, along, roots, depth), features=features)
 
 
@@ -255,6 +260,9 @@ def fit_head(
     options: dict[str, Any] = {}
     if config.devices > 1:
         options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
+    cache = None
+    if config.rows_along() >= 2 * len(rows):
+        cache = module.along = FeatureCache(module.along, rows, folder, not resumable(folder))
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
@@ -266,6 +274,8 @@ def fit_head(
             held_out,
             **options,
         )
+    if cache:
+        cache.close()
     for left in folder.glob(".processes.*"):  # by a process that was killed, or ended early
         left.unlink(missing_ok=True)
     module.head.trained_in = module.trained_in

@@ -1,0 +1,85 @@
+"""The target's features along training rows, computed once and kept in files.
+
+A head sees its rows several times, and the target is frozen. From the second time on a step along
+the text needs no pass of the target, which takes more than half of the step.
+"""
+
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from shutil import disk_usage
+
+import torch
+from torch import Tensor
+
+from nde_talf.data.dialogues.token_rows import TokenRows
+
+Features = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class FeatureCache:
+    """Calls `compute` for rows that are new, and else returns what it returned for them.
+
+    A killed training finds its files again, and so the same numbers.
+
+    Args:
+        compute: tokens [B, L] and their documents -> the target's hidden states [B, L, H] and a
+            head's features [B, L, W] (`target_trees.target_features`).
+        rows: of the training. Other rows are computed each time.
+        folder: of the files, which `close` deletes. Nothing is kept where they would take more
+            than half of the free disk.
+        anew: whether files of an earlier training are deleted.
+    """
+
+    FILES = "hidden.bin", "features.bin", "kept.bin"
+
+    def __init__(self, compute: Features, rows: TokenRows, folder: Path, anew: bool):
+        self._compute, self._folder, self._count = compute, folder, len(rows)
+        self._row = {self._key(tokens): at for at, tokens in enumerate(rows.tokens)}
+        self._files: list[Tensor] | None = None
+        if anew:
+            self.close()
+
+    @staticmethod
+    def _key(tokens: Tensor) -> bytes:
+        return tokens.cpu().contiguous().numpy().tobytes()
+
+    def __call__(self, tokens: Tensor, document: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return hidden states [B, L, H] and features [B, L, W] of rows `tokens` [B, L]."""
+        rows = [self._row.get(self._key(each), -1) for each in tokens]
+        if min(rows) < 0:
+            return self._compute(tokens, document)
+        if not self._files or not bool(self._files[-1][rows].all()):
+            states = self._compute(tokens, document)
+            if self._files is None:
+                self._files = self._map(states)
+            if not self._files:
+                return states
+            for at, row in enumerate(rows):
+                if not self._files[-1][row]:
+                    for file, state in zip(self._files, states, strict=False):
+                        file[row] = state[at]
+                    self._files[-1][row] = 1
+        hidden, features = (file[rows].to(tokens.device) for file in self._files[:2])
+        return hidden, features
+
+    def _map(self, states: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """Map a file for each kind of states, and one that marks kept rows; none without room."""
+        count, own = self._count, (self._folder / self.FILES[-1]).exists()
+        size, free = count * sum(each[0].nbytes for each in states), disk_usage(self._folder).free
+        if not own and 2 * size > free:
+            return []
+        kinds = [((count, *each.shape[1:]), each.dtype) for each in states]
+        kinds.append(((count,), torch.uint8))
+        return [
+            torch.from_file(
+                str(self._folder / name), shared=True, size=prod(shape), dtype=dtype
+            ).view(shape)
+            for name, (shape, dtype) in zip(self.FILES, kinds, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Delete the files."""
+        self._files = None
+        for name in self.FILES:
+            (self._folder / name).unlink(missing_ok=True)
