@@ -95,7 +95,6 @@ def prompts(folder):
 AGAIN = r"its format is 2, and has to be 1.* again"
 REFUSED = [
     ("head", "config.json", head, {"draft_head__sizes": {"intermediate_size": 10**12}}, "weights"),
-    ("pair/draft", "config.json", CausalModel.load, {"num_hidden_layers": 10**9}, "model"),
     # Names of shards are files that are read, written and deleted: they lie in the store's folder.
     (
         "traces",
