@@ -4,9 +4,7 @@ Models are built without weights, on torch's meta device, from their config.json
 """
 
 import importlib.util
-import math
 import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,31 +15,24 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.text.pair import load_models
-from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
-from nde_talf.data.text.shipped import is_shipped
+from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
-from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.models.configuration import longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
-from nde_talf.draft_training.model.families import family_named, not_for_vllm
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
     Size,
     count_roots,
     from_size,
-    made_in,
-    measured,
     minutes,
     rows_of,
     works,
 )
-from nde_talf.pipelines.commands.quiet import quiet
-from nde_talf.pipelines.config.checks import check_config, faults_of, sources
+from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.runs.attempt import changed, locate, told
 from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
@@ -53,12 +44,6 @@ from nde_talf.pipelines.stages.pair import (
 )
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.pipelines.stages.table import BY_NAME
-
-TO_DO = "to do"
-LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
-"""Seconds in which a target is loaded to be timed; seconds per byte to check and prepare it; bytes
-that tell how fast a disk is.
-"""
 
 BASE = 600_000_000
 """Bytes that the libraries take. Models take theirs twice, where products are packed."""
@@ -94,48 +79,22 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     return models | ours
 
 
-def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
-    """Return the minutes of the stages that are to do, and what the estimate is made from.
-
-    measure: run passes of the target, where its files are loaded within `LOADING` seconds.
-    """
-    to_do = [name for name, state in _states(config).items() if state == TO_DO]
-    if not to_do:
-        return {}, ""
-    models, place = pair_without_weights(config.model), config.model.placed
+def expected(config: Config, to_do: Sequence[str]) -> dict[str, float]:
+    """Estimate the minutes of stages from the sizes of the models."""
+    models = pair_without_weights(config.model)
     target, *drafts = models.values()
     met, readout = _met(target), target.get_output_embeddings().weight.numel()
     layer = (met - readout) // target.config.get_text_config().num_hidden_layers
-    size, decoding = Size(met, layer + readout, *map(_met, drafts)), config.evaluation.threads
-    given = config.model.target
-    if measure and given and _seconds_to_load(given) < LOADING:
-        quiet()
-        (loaded,) = load_models([given], *place)
-        prices, how = measured(loaded, decoding), "passes timed here"
-    else:
-        prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
-        how = "sizes, not measured"
-    work = works(config, size, made_in({name: locate(s, config) for name, s in BY_NAME.items()}))
-    return {name: minutes(work[name], prices) for name in to_do}, how
+    size = Size(met, layer + readout, *map(_met, drafts))
+    prices = from_size(met, target.dtype.itemsize, config.model.device, config.evaluation.threads)
+    work = works(config, size)
+    return {name: minutes(work[name], prices) for name in to_do}
 
 
 def _met(model: Any) -> int:
     """Count the parameters that a token meets: none of an input embedding of its own."""
     tied = model.config.tie_word_embeddings
     return model.num_parameters() - (0 if tied else model.get_input_embeddings().weight.numel())
-
-
-def _seconds_to_load(target: str) -> float:
-    """Estimate the seconds until a model is loaded: infinite where its files are not here."""
-    folder = place_of(target)
-    files = [*folder.glob("*.safetensors")] if folder else []
-    if not files:
-        return math.inf
-    started = time.monotonic()
-    with files[0].open("rb") as stream:
-        read = len(stream.read(PROBE))
-    per_byte = (time.monotonic() - started) / read + CHECKED
-    return sum(file.stat().st_size for file in files) * per_byte
 
 
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
@@ -198,15 +157,6 @@ def _print_sizes(config: Config) -> None:
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
     console.print(table)
-    _print_layer(config, models["target"].config.get_text_config().model_type)
-
-
-def _print_layer(config: Config, model_type: str) -> None:
-    """Print why vLLM could not serve the head, if a head is trained and it could not."""
-    layer = config.draft.layer
-    reason = not_for_vllm(family_named(model_type, layer))
-    if reason and "draft" in config.stages:
-        console.print(f"! draft.layer={layer}: {reason}")
 
 
 def _print_data(config: Config, whole: bool) -> None:
@@ -214,12 +164,6 @@ def _print_data(config: Config, whole: bool) -> None:
 
     whole: read the prompts too, which are not faulty so far.
     """
-    given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
-    if given and not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
-        console.print(
-            f"text and prompts: {', '.join(BUILT_IN[source] for source in given)}, which every"
-            " machine has. For yours give data=prompts.jsonl"
-        )
     if not config.model.target:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return
@@ -243,24 +187,20 @@ def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
     faults = faults_of((check_device,), config.model.device)
-    left, how = ({}, "") if faults else expected(config, measure=True)
-    for name, state in _states(config).items():
+    to_do = set[str]()
+    states = {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
+    left = {} if faults else expected(config, [name for name in states if name in to_do])
+    for name, state in states.items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
         console.print(f"stage={name}: {state}{about}", soft_wrap=True)
     if left:
         total = duration(60 * sum(left.values()))
-        console.print(f"all together about {total} on this machine, by {how}")
+        console.print(f"all together about {total} on this machine, by sizes, not measured")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
     for fault in faults:
         console.print(f"On this machine the run would stop: {fault}")
-
-
-def _states(config: Config) -> dict[str, str]:
-    """Describe the state of each stage that is asked for."""
-    to_do = set[str]()
-    return {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
 
 
 def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
@@ -276,7 +216,7 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     again = config.force or not to_do.isdisjoint(stage.needs(config))
     if again or not (folder / MANIFEST).exists():
         to_do.add(stage.name)
-        return TO_DO
+        return "to do"
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"
     return f"finished ({folder})"

@@ -7,7 +7,6 @@ and imports no torch; `machine_checks` looks at the device, the latency tables a
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.model_record import lacks
-from nde_talf.decoding.common.settings import validated
 from nde_talf.decoding.models.gguf import SUFFIX
 from nde_talf.pipelines.config.command_line import CONFIGS
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
@@ -38,7 +36,6 @@ from nde_talf.pipelines.runs.finished import finished, meant
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
-    validated(asdict(config), Config)  # it may have been changed since it was made
     parts = (
         _lengths,
         _stages,

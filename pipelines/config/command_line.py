@@ -10,7 +10,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,8 +173,7 @@ def launch(
     try:
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(arguments))
-        with _folders_of_hydra():
-            main()
+        main()
         if errors:
             answer(errors[0])
     except (HydraException, OmegaConfBaseException) as error:
@@ -203,20 +201,6 @@ def _read(composed: DictConfig, schema: type[T]) -> T:
         return settled(composed, schema)
     except UserError as error:
         raise UsageError(str(error)) from error
-
-
-@contextmanager
-def _folders_of_hydra() -> Iterator[None]:
-    """Name Hydra's keys where Hydra cannot make its folder; errors of work do not come here."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or error.errno in DISK:
-            raise
-        raise UserError(
-            f"hydra.run.dir or hydra.sweep.dir: {error.filename} cannot be made"
-            f" ({error.strerror}). Give another folder, or leave the key out."
-        ) from error
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:

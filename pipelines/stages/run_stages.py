@@ -1,14 +1,12 @@
 """Run the stages of a configuration that its quick checks let pass."""
 
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, duration
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.model.families import NoHeadError
-from nde_talf.pipelines.commands.dry_run import expected
 from nde_talf.pipelines.commands.signals import raise_signals, raise_swallowed
 from nde_talf.pipelines.config.machine_checks import check_machine
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config
@@ -19,8 +17,6 @@ from nde_talf.pipelines.runs.record import remember
 from nde_talf.pipelines.stages.pair import check_template
 from nde_talf.pipelines.stages.table import BY_NAME
 
-LONG = 600
-"""Stages that take more seconds print an estimate when they begin."""
 SKIPPED = (
     "skipped, as nothing drafts whose trees could be traced (model.draft=distil trains a draft"
     " model)"
@@ -41,28 +37,20 @@ def run_stages(config: Config) -> None:
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base)
-        left = dict[str, float]()
-        with suppress(UserError):  # the stage that meets it says it
-            left, _ = expected(config)
         for name in config.stages:
-            if (seconds := 60 * left.get(name, 0)) > LONG:
-                console.print(
-                    f"! {name}: about {duration(seconds)} on this machine, an estimate from sizes"
-                    " (dry_run=true times passes)"
-                )
             try:
                 if name in OF_DRAFTER and config.drafter == "nobody":
                     console.print(f"· {name}: {SKIPPED}")
                 else:
                     Attempt(BY_NAME[name], config, BY_NAME).run(config.force)
             except NoHeadError as error:
-                _without_head(config, error)
+                config = _without_head(config, error)
             raise_swallowed()
             free_memory()
         remember(folder, config.base)
 
 
-def _without_head(config: Config, error: Exception) -> None:
+def _without_head(config: Config, error: Exception) -> Config:
     """Leave the head out of what is traced and evaluated.
 
     Raises `error` where the head was asked for.
@@ -70,6 +58,8 @@ def _without_head(config: Config, error: Exception) -> None:
     if config.stage != "all" or config.traces.drafter == "head":
         raise error
     console.print(f"· draft: skipped. {error}")
-    if not config.model.has_draft:
-        config.traces.drafter = "nobody"
-    config.evaluation.methods = [name for name in config.evaluation.methods if name != "head"]
+    methods = [name for name in config.evaluation.methods if name != "head"]
+    config = replace(config, evaluation=replace(config.evaluation, methods=methods))
+    if config.model.has_draft:
+        return config
+    return replace(config, traces=replace(config.traces, drafter="nobody"))

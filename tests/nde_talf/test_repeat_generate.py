@@ -31,10 +31,10 @@ def test_ten_tests_find_equal_texts_and_refusals():
 
 
 def test_another_text_fails_the_test(monkeypatch):
-    right = in_transformers.Text._add
-    wrong = lambda text, token, logits: right(text, (token + 1) % 40, logits)  # noqa: E731
-    monkeypatch.setattr(in_transformers.Text, "_add", wrong)
-    status, plugin = repeated("test_greedy", "test_scores")
+    right = in_transformers.Text.write
+    wrong = lambda text: ((token + 1) % 40 for token in right(text))  # noqa: E731
+    monkeypatch.setattr(in_transformers.Text, "write", wrong)
+    status, plugin = repeated("test_greedy", "test_penalties")
     assert status == 1 and len(plugin.faults) == 2 and plugin.counts == {"different": 2}
 
 

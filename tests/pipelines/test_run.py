@@ -238,10 +238,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     greedy = {row["method"] for row in results["tables"]["T=0"]}
     assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
     assert not any("SpecTr" in name for name in greedy)
-    assert (
-        "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there"
-        in results["measured"]
-    )
+    assert "t0 not traced, so no rules, selector there" in results["measured"]
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").open()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {
         p["kind"] for p in written

@@ -1,5 +1,7 @@
 """A run without data: a target writes its prompts, its text and its dialogues, each of them once."""
 
+from unittest.mock import Mock
+
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -50,7 +52,7 @@ def test_a_chat_model_asks_and_answers_and_is_not_asked_twice(target, tmp_path, 
     assert config.dialogues.source == "self" and config.dialogues.regenerate
     both = []
     for _ in range(2):
-        pair.work(config, folders)
+        pair.work(config, folders, Mock())
         both.append(dialogue_rows(config, folders, tokenizer, 250))
         monkeypatch.delattr(TransformersEngine, "sample", raising=False)
     made, again = both
@@ -75,7 +77,7 @@ def test_a_base_model_writes_text_and_prompts_are_cut_from_what_is_held_out(targ
     options |= {"data.self_made.count": 6 * COUNT, "data.prompt_count": 4}
     config = configured(folder, **options)
     assert with_self_made(config, tokenizer) is config
-    pair.work(config, {"pair": tmp_path / "pair"})
+    pair.work(config, {"pair": tmp_path / "pair"}, Mock())
     stored = Pair(tmp_path / "pair")
     assert len(stored.rows("train")) and len(stored.rows("held_out"))
     assert len(stored.every_prompt()) == 4
