@@ -103,13 +103,6 @@ def answer(error: BaseException) -> None:
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
         )
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        fail(
-            "the working folder was removed: change to one that is there, and give the same command"
-            " again. Everything finished so far is kept."
-        )
     raise error
 
 
@@ -204,15 +197,7 @@ def _read(composed: DictConfig, schema: type[T]) -> T:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that Hydra would end on in a traceback, or not at all.
-
-    Also for an option of Python that transformers ends on.
-    """
-    if sys.flags.optimize > 1:
-        raise UsageError(
-            "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
-            " out, or set it to 1."
-        )
+    """Raise UsageError for an argument that Hydra would end on in a traceback, or not at all."""
     for argument in arguments:
         if fault := _fault_of_argument(argument):
             raise UsageError(f"{_shown([argument])}: {fault}.")

@@ -4,7 +4,6 @@ Columns become templates, counts and splits follow its size, and three rows are 
 torch.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,6 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import DIALOGUES, answer_template, distinct, question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
-from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.command_line import CONFIGS
@@ -36,8 +34,6 @@ from nde_talf.pipelines.config.schema import Config
 
 FEWEST = 8
 """Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
-SPREAD = 0.57
-"""Half the width of a 95 % interval of a speed-up, times the root of the number of prompts."""
 
 
 def fit_prompts(config: Config, sets: Mapping[str, PromptSet]) -> Config:
@@ -122,25 +118,19 @@ def _with_counts(config: Config, available: int) -> Config:
 
 
 def _tell(config: Config) -> None:
-    """Print what the prompts are used for, what they will bear, and what text is learnt from."""
+    """Print what the prompts are used for, and what text is learnt from."""
     data, traces, decoded = config.data, config.traces, config.evaluation.most_prompts
     console.print(
         f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
         f" selector, {traces.validation_prompts} choose, {decoded} of {data.test_prompts} held out"
-        f" are decoded: a speed-up will be told to about ±{SPREAD / math.sqrt(decoded):.0%}"
-        " (evaluation.prompts)."
+        " are decoded (evaluation.prompts)."
     )
     if data.source == ANSWERS:
         console.print(
             f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
-            " prompts with the target's answers, but for those held out; no built-in text."
+            " prompts with the target's answers, but for those held out; no built-in text. A small"
+            " target answers poorly: give a model of yours by model.target=FOLDER_OR_HUB_NAME"
         )
-        if not config.model.target or is_shipped(config.model.target):
-            who = "the shipped target" if config.model.target else "a target that is trained here"
-            console.print(
-                f"! {who} answers: it is small, and knows code and its manuals at best. For a model"
-                " of yours give model.target=FOLDER_OR_HUB_NAME"
-            )
 
 
 def fit_dialogues(config: Config) -> Config:

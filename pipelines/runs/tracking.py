@@ -23,8 +23,13 @@ from nde_talf.pipelines.runs.manifest import plain
 class Tracked(Protocol):
     """Settings of a run that is tracked."""
 
-    seed: int
-    tracking: TrackingConfig
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+
+    @property
+    def tracking(self) -> TrackingConfig:
+        """What is recorded, and where."""
 
     @property
     def run(self) -> str:

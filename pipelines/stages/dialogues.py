@@ -163,8 +163,6 @@ def _regenerated(
             made = regenerate(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
-            if name == todo[0][1]:
-                _check_ends(made, own.new_tokens)
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
         engine.close()
         store.finish()
@@ -182,15 +180,6 @@ def _regenerated(
         f" {own.new_tokens} tokens"
     )
     return given
-
-
-def _check_ends(made: list[Dialogue], most: int) -> None:
-    """Say so where none of the first answers ended."""
-    if made and all(one.cut for one in made):
-        console.print(
-            f"! none of the first {len(made)} answers ended within {most} tokens: is this the"
-            f" model's chat template, and {KEY}.new_tokens enough?"
-        )
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:

@@ -229,37 +229,6 @@ def test_a_pair_is_loaded_under_autocast_and_draws_nothing():
     assert torch.equal(torch.get_rng_state(), dice)
 
 
-class Counting(LogitsProcessor):
-    def __call__(self, input_ids, scores):
-        return scores
-
-
-REFUSED = {
-    "beam sample": {"num_beams": 2},
-    "assisted generation": {"assistant_model": DRAFT.module},
-    "the cache static": {"cache_implementation": "static"},
-    "the cache DynamicCache": {
-        "past_key_values": TARGET.module(torch.tensor([[1, 2]]), use_cache=True).past_key_values
-    },
-    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
-    "output_scores": {"output_scores": True, "return_dict_in_generate": True},
-    "Counting": {"logits_processor": LogitsProcessorList([Counting()])},
-    "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
-    "synced_gpus": {"synced_gpus": True},
-    "zeros after a one": {"attention_mask": torch.tensor([[1, 1, 0]])},
-    "of the text": {"attention_mask": torch.ones(1, 4)},
-    "it is empty": {"input_ids": torch.ones(1, 0).long()},
-    "inputs_embeds": {"inputs_embeds": torch.zeros(1, 3, 16)},
-}
-
-
-@pytest.mark.parametrize("named", REFUSED)
-def test_what_a_tree_cannot_decode_is_refused_by_name(named):
-    asked = ASKED | {"do_sample": True} | REFUSED[named]
-    with refusal(named):
-        TARGET.module.generate(**asked, custom_generate=speculate("ngram"))
-
-
 def test_other_faults_are_refused_too(pair, monkeypatch):
     def fault(draft, **given):
         with refusal() as caught:

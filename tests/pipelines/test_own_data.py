@@ -14,7 +14,6 @@ import pytest
 
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
-from nde_talf.data.text.shipped import shipped
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.pipelines.config.checks import check_config
 from nde_talf.pipelines.config.command_line import composed
@@ -88,17 +87,6 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
         assert given.data == replace(config.data, sets=given.data.sets)
     assert (config.traces.train_prompts, config.traces.validation_prompts) == (27, 13)
     assert config.data.test_prompts == 20 and config.evaluation.prompts == 14
-
-
-@pytest.mark.parametrize(
-    "target,who",
-    [("null", "a target that is trained here"), (shipped("target"), "the shipped target")],
-)
-def test_who_answers_is_told_of_a_target_that_is_given_and_of_none(target, who, tmp_path, capsys):
-    source = write(tmp_path, "p.jsonl", [{"prompt": text} for text in TEXTS[:60]])
-    assert not fitted(f"data={source}", f"model.target={target}")[1]
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"! {who} answers: it is small" in printed and "not given" not in printed
 
 
 @pytest.mark.parametrize("row,template", TABLES["columns"])

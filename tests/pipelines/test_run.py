@@ -98,32 +98,6 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         )
 
 
-@pytest.mark.long
-def test_a_selector_for_the_head(finished):
-    """Traces, prices, selector and evaluation are the head's, and those of the other run are left
-    alone.
-    """
-    folder, _ = finished
-    one = ["evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
-    printed_by(folder, "run=headed", "base=default", "traces.drafter=head", *one)
-    headed = folder / "checkpoints/headed"
-    assert {path.name for path in headed.iterdir()} >= {"latency", "traces", "selector", "report"}
-    assert not (headed / "pair").exists() and not (headed / "draft").exists()
-    pairs = [
-        Selector.from_pretrained(root / "selector/export/traversal").schema.pair
-        for root in (headed, headed.parent / "default")
-    ]
-    assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
-    asked = ["prompt=x", "run=headed", "drafter=head", "policy=traversal", "new_tokens=8"]
-    assert (
-        "tokens a target pass"
-        in finish(
-            "nde_talf.pipelines.commands.generate",
-            [*asked, f"paths.checkpoints={folder}/checkpoints"],
-        ).stdout
-    )
-
-
 def test_a_head_learns_from_dialogues(finished, tmp_path):
     folder, _ = finished
     chats = tmp_path / "chats.jsonl"
