@@ -12,12 +12,11 @@ from unittest.mock import Mock
 import pytest
 
 from nde_talf import UserError
-from nde_talf.data.text.settings import DataConfig
 from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.command_line import fail
-from nde_talf.pipelines.config.schema import Config, ModelConfig, TrackingConfig
+from nde_talf.pipelines.config.schema import Config, ModelConfig, RayConfig, TrackingConfig
 from nde_talf.pipelines.runs.finished import COMMAND, Run
 from nde_talf.pipelines.runs.manifest import plain
 from nde_talf.pipelines.runs.tracking import Tracker, tracked
@@ -134,9 +133,9 @@ SECRETS = [
 def test_secrets_are_masked_where_they_are_shown_or_stored(tmp_path, monkeypatch, capsys, text):
     recorded = []
     monkeypatch.setattr("wandb.init", lambda **given: recorded.append(given) or Mock())
-    config = Config(data=DataConfig(source=text))
+    config = Config(ray=RayConfig(text))
     with tracked(config, "pair", tmp_path):
-        recorded.append(plain({"data": config.data}))
+        recorded.append(plain({"ray": config.ray}))
     recorded.append(str(UserError(f"data.source={text}: there is none")))
     console.print(f"! {text}")
     with pytest.raises(SystemExit):
