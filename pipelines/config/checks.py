@@ -44,7 +44,7 @@ def check_config(config: Config, others: Sequence[str] = ()) -> None:
         _ignored,
         _installed,
         _models,
-        _folders,
+        _base,
         _counts,
         _texts,
     )
@@ -261,15 +261,11 @@ def _is_model(name: str) -> bool:
     return path.is_file() if path.suffix == SUFFIX else is_hub_name(name) and not path.exists()
 
 
-def _folders(config: Config) -> Iterator[str]:
-    """Find a base that is no run, and a folder of runs that cannot be written to."""
+def _base(config: Config) -> Iterator[str]:
+    """Find a base that is no run."""
     runs = Path(config.paths.checkpoints).absolute()
     if config.base and config.base not in finished(runs):
         yield (
             f"base={config.base}: there is no run of that name with a finished stage in"
             f" {runs.resolve()}.{meant('base', config.base, runs)}"
         )
-    there = next(path for path in (runs, *runs.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "cannot be written to" if there.is_dir() else "is not a folder"
-        yield f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."

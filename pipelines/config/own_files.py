@@ -153,7 +153,8 @@ def fit_dialogues(config: Config) -> Config:
         plain = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
         length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
         template = own.chat_template or plain.chat_template
-        own = replace(own, chat_template=template, length=length)
+        tokens = min(own.new_tokens, length // 2)  # which leaves a question room
+        own = replace(own, chat_template=template, length=length, new_tokens=tokens)
     return replace(config, dialogues=own)
 
 
