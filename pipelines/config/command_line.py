@@ -32,6 +32,7 @@ from nde_talf.pipelines.commands.output import steady
 CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 
 _FILES = (
+    errno.ENOENT,
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -102,6 +103,13 @@ def answer(error: BaseException) -> None:
         fail(
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
+        )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail(
+            "the working folder was removed: change to one that is there, and give the same command"
+            " again. Everything finished so far is kept."
         )
     raise error
 
