@@ -15,10 +15,12 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.models.configuration import longest_context
@@ -28,10 +30,12 @@ from nde_talf.pipelines.commands.estimate import (
     Size,
     count_roots,
     from_size,
+    measured,
     minutes,
     rows_of,
     works,
 )
+from nde_talf.pipelines.commands.quiet import quiet
 from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.runs.attempt import changed, locate, told
@@ -45,6 +49,9 @@ from nde_talf.pipelines.stages.pair import (
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.pipelines.stages.table import BY_NAME
 
+TO_DO = "to do"
+LOADED = 2_000_000_000
+"""Bytes of a target that is loaded to time its passes: 30 s at 70 MB a second."""
 BASE = 600_000_000
 """Bytes that the libraries take. Models take theirs twice, where products are packed."""
 
@@ -79,16 +86,36 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     return models | ours
 
 
-def expected(config: Config, to_do: Sequence[str]) -> dict[str, float]:
-    """Estimate the minutes of stages from the sizes of the models."""
-    models = pair_without_weights(config.model)
+def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
+    """Estimate the minutes of the stages that are to do, and say what the estimate is made from.
+
+    measure: time passes of the target, where it is soon loaded.
+    """
+    to_do = [name for name, state in _states(config).items() if state == TO_DO]
+    if not to_do:
+        return {}, ""
+    models, given = pair_without_weights(config.model), config.model.target
     target, *drafts = models.values()
     met, readout = _met(target), target.get_output_embeddings().weight.numel()
     layer = (met - readout) // target.config.get_text_config().num_hidden_layers
     size = Size(met, layer + readout, *map(_met, drafts))
-    prices = from_size(met, target.dtype.itemsize, config.model.device, config.evaluation.threads)
+    decoding = config.evaluation.threads
+    if measure and given and _soon_loaded(given):
+        quiet()
+        (loaded,) = load_models([given], *config.model.placed)
+        prices, how = measured(loaded, decoding), "passes timed here"
+    else:
+        prices = from_size(met, target.dtype.itemsize, config.model.device, decoding)
+        how = "sizes, not measured"
     work = works(config, size)
-    return {name: minutes(work[name], prices) for name in to_do}
+    return {name: minutes(work[name], prices) for name in to_do}, how
+
+
+def _soon_loaded(target: str) -> bool:
+    """Tell whether a model's files are here, and are small."""
+    folder = place_of(target)
+    files = folder.glob("*.safetensors") if folder else ()
+    return 0 < sum(file.stat().st_size for file in files) < LOADED
 
 
 def _met(model: Any) -> int:
@@ -187,20 +214,24 @@ def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
     faults = faults_of((check_device,), config.model.device)
-    to_do = set[str]()
-    states = {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
-    left = {} if faults else expected(config, [name for name in states if name in to_do])
-    for name, state in states.items():
+    left, how = ({}, "") if faults else expected(config, measure=True)
+    for name, state in _states(config).items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
         console.print(f"stage={name}: {state}{about}", soft_wrap=True)
     if left:
         total = duration(60 * sum(left.values()))
-        console.print(f"all together about {total} on this machine, by sizes, not measured")
+        console.print(f"all together about {total} on this machine, by {how}")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
     for fault in faults:
         console.print(f"On this machine the run would stop: {fault}")
+
+
+def _states(config: Config) -> dict[str, str]:
+    """Describe the state of each stage that is asked for."""
+    to_do = set[str]()
+    return {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
 
 
 def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
@@ -216,7 +247,7 @@ def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
     again = config.force or not to_do.isdisjoint(stage.needs(config))
     if again or not (folder / MANIFEST).exists():
         to_do.add(stage.name)
-        return "to do"
+        return TO_DO
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"
     return f"finished ({folder})"

@@ -1,11 +1,13 @@
 """Estimate how long the stages of a run take on this machine.
 
 Work is counted in passes of the target; a smaller model's pass counts by its share of parameters.
-Minutes are counts times prices, which follow from sizes and how fast the machine multiplies.
+Minutes are counts times prices. Prices are measured, or follow from sizes and how fast the machine
+multiplies.
 """
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.device import synchronised
+from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
@@ -70,6 +73,25 @@ def from_size(parameters: int, width: int, device: str, decoding: int) -> Work:
     with threads(decoding):
         step = share * width / 4 * _seconds(lambda: matrix[:1] @ matrix)
     return Work(row, step, step + 8 * row, 1)
+
+
+@torch.inference_mode()
+def measured(model: CausalModel, decoding: int) -> Work:
+    """Measure a target's prices. decoding: threads of single steps."""
+    text = [(model.vocab_size // 3 + at) % model.vocab_size for at in range(64)]
+    session = model.session()
+
+    def passed(nodes: int) -> Tensor:
+        return model.logits(session.grow(text[:nodes], [-1] * nodes))
+
+    def row() -> Tensor:
+        session.reset()
+        return model.logits(session.append(text))
+
+    whole = _seconds(row)
+    with threads(decoding):
+        step, tree = (_seconds(partial(passed, nodes)) for nodes in (1, 8))
+    return Work(whole / len(text), step, tree, 1)
 
 
 def _seconds(run: Callable[[], Tensor]) -> float:

@@ -173,6 +173,11 @@ def _regenerated(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
+            if seed == 0 and made and all(one.cut for one in made):
+                console.print(
+                    f"! none of the first {len(made)} answers ended within {own.new_tokens} tokens:"
+                    f" is this the model's chat template, and {KEY}.new_tokens enough?"
+                )
         engine.close()
         store.finish()
     rows = (row for name in shards for row in store.lists(name)["answers"])
