@@ -95,17 +95,14 @@ def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], s
     if not to_do:
         return {}, ""
     models, given = pair_without_weights(config.model), config.model.target
-    target, *drafts = models.values()
-    met, readout = _met(target), target.get_output_embeddings().weight.numel()
-    layer = (met - readout) // target.config.get_text_config().num_hidden_layers
-    size = Size(met, layer + readout, *map(_met, drafts))
+    target, size = models["target"], size_of(models)
     decoding = config.evaluation.threads
     if measure and given and _soon_loaded(given):
         quiet()
         (loaded,) = load_models([given], *config.model.placed)
         prices, how = measured(loaded, decoding), "passes timed here"
     else:
-        prices = from_size(met, target.dtype.itemsize, config.model.device, decoding)
+        prices = from_size(size.target, target.dtype.itemsize, config.model.device, decoding)
         how = "sizes, not measured"
     work = works(config, size)
     return {name: minutes(work[name], prices) for name in to_do}, how
@@ -116,6 +113,14 @@ def _soon_loaded(target: str) -> bool:
     folder = place_of(target)
     files = folder.glob("*.safetensors") if folder else ()
     return 0 < sum(file.stat().st_size for file in files) < LOADED
+
+
+def size_of(models: dict[str, Any]) -> Size:
+    """Count the parameters that a token meets in target, head and draft."""
+    target, *drafts = models.values()
+    met, readout = _met(target), target.get_output_embeddings().weight.numel()
+    layer = (met - readout) // target.config.get_text_config().num_hidden_layers
+    return Size(met, layer + readout, *map(_met, drafts))
 
 
 def _met(model: Any) -> int:
@@ -149,30 +154,35 @@ def _bytes_of_context(model: Any) -> int:
     return int(2 * text.num_hidden_layers * keys * model.dtype.itemsize)
 
 
+def most_memory(config: Config, models: dict[str, Any]) -> int:
+    """Bound the memory of all stages, in bytes.
+
+    It holds the models, and logits in training (four times) or the cache of sampled texts.
+    """
+    held = 2 * sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
+    trained = config.model.trained.values()
+    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained)]
+    rows = models["target"].get_output_embeddings().out_features
+    logits = 16 * rows * max(batch * length for batch, length in batches)
+    answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
+    answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
+    return BASE + held + max(logits, answers * max(map(_bytes_of_context, models.values())))
+
+
 def _print_sizes(config: Config) -> None:
     """Print what models take, and what stages take at most.
 
-    Memory holds the models, and logits in training (four times) or the cache of sampled texts.
     Traces are hidden states, scalars and labels of roots.
     """
     models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
-    contexts, memory, trained = [0], BASE, config.model.trained
-    rows = models["target"].get_output_embeddings().out_features
     for role, model in models.items():
         count, name = model.num_parameters(), model.name_or_path or "trained here"
-        size = count * model.dtype.itemsize
-        memory += 2 * size
-        table.add_row(f"{role}: {name}", f"{count:,} parameters, {decimal(size)}")
+        size = decimal(count * model.dtype.itemsize)
+        table.add_row(f"{role}: {name}", f"{count:,} parameters, {size}")
         if cached := _bytes_of_context(model):
-            contexts.append(cached)
-            table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * contexts[-1]))
-    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained.values())]
-    logits = 16 * rows * max(batch * length for batch, length in batches)
-    answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
-    answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
-    memory += max(logits, answers * max(contexts))
-    table.add_row("memory, at most about", decimal(memory))
+            table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * cached))
+    table.add_row("memory, at most about", decimal(most_memory(config, models)))
     if "draft" in models:
         roots = sum(count_roots(traces))
         target, draft = (model.get_output_embeddings().in_features for model in models.values())

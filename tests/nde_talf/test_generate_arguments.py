@@ -223,7 +223,7 @@ def test_arguments_in_a_padded_batch_give_generates_result_or_a_sentence(drafts)
     outcomes = Counter(
         outcome(draft, 3, case) for draft, case in zip(cycle(drafts.values()), short)
     )
-    assert outcomes["equal"] == 53 and outcomes["refused"] > 15
+    assert outcomes["equal"] >= len(short) - 27 and outcomes["refused"] > 15  # 53 of 80
 
 
 @pytest.mark.long

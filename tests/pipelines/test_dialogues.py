@@ -92,6 +92,7 @@ def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tok
     rows = rows_of(configured, folders, tokenizer)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the target answered {COUNT} of {COUNT} dialogues" in printed
+    assert "none of the first 8 answers ended within" in printed
     assert not set(said(rows[0], tokenizer)) & {answer + "<|eot_id|>" for answer in ANSWERS}
     store = TraceStore(folders["draft"] / "answers", "answers")
     name = sorted(store.shards)[1]
