@@ -173,11 +173,8 @@ def _regenerated(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
-            if seed == 0 and made and all(one.cut for one in made):
-                console.print(
-                    f"! none of the first {len(made)} answers ended within {own.new_tokens} tokens:"
-                    f" is this the model's chat template, and {KEY}.new_tokens enough?"
-                )
+            if seed == 0:
+                _check_ends(made, own.new_tokens)
         engine.close()
         store.finish()
     rows = (row for name in shards for row in store.lists(name)["answers"])
@@ -194,6 +191,15 @@ def _regenerated(
         f" {own.new_tokens} tokens"
     )
     return given
+
+
+def _check_ends(made: list[Dialogue], most: int) -> None:
+    """Say so where none of the first answers ended."""
+    if made and all(one.cut for one in made):
+        console.print(
+            f"! none of the first {len(made)} answers ended within {most} tokens: is this the"
+            f" model's chat template, and {KEY}.new_tokens enough?"
+        )
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
