@@ -29,7 +29,7 @@ class Tracked(Protocol):
 
     @property
     def tracking(self) -> TrackingConfig:
-        """What is recorded, and where."""
+        """Settings of the records."""
 
     @property
     def run(self) -> str:
