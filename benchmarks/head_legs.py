@@ -62,8 +62,8 @@ def main() -> None:
     held_out = pack_documents(documents[::HELD_OUT], asked.length)
     del documents[::HELD_OUT]
     rows = pack_documents(documents, asked.length)
-    config = HeadConfig(checkpoint_seconds=600.0, warm_start=asked.start)
-    config.steps = max(1, int(asked.tokens / (config.batch * asked.length)))
+    steps = max(1, int(asked.tokens / (HeadConfig.batch * asked.length)))
+    config = HeadConfig(checkpoint_seconds=600.0, warm_start=asked.start, steps=steps)
     console.print(
         f"{len(rows)} rows, {int(rows.loss.sum()):,} answered tokens; {config.steps} steps"
     )

@@ -38,7 +38,7 @@ OPERATIONAL = ("checkpoint_seconds",)
 """Keys of a training that may differ where it is resumed."""
 
 
-@settings("draft.loss", frozen=True)
+@settings("draft.loss")
 class TalfLoss:
     """Cross-entropy at every node of trees that the target builds (SALF & TALF, Algorithm 1)."""
 
@@ -57,7 +57,7 @@ class TalfLoss:
     classification, distillation, top = 1.0, 0.0, 0
 
 
-@settings("draft.loss", frozen=True)
+@settings("draft.loss")
 class EagleLoss:
     """Regression and classification at every token of the text, on the target's features alone."""
 
@@ -83,7 +83,7 @@ class EagleLoss:
     k, depth, detach_features, distillation, top = 4, 1, True, 0.0, 0
 
 
-@settings("draft.loss", frozen=True)
+@settings("draft.loss")
 class HassLoss(EagleLoss):
     """EAGLE's loss and top-K distillation, along the text on the head's own features."""
 

@@ -29,7 +29,7 @@ def run(config: Config) -> None:
     Raises UserError for what the user can fix.
     """
     reach_hub(names_on_hub(config))
-    faults = fit(config)
+    config, faults = fit(config)
     if config.dry_run:
         return work_of("dry_run").dry_run(config, faults)
     check_config(config, faults)

@@ -15,9 +15,8 @@ from nde_talf import UserError
 from nde_talf.decoding.common.card import write_card
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config.checks import check_config
 from nde_talf.pipelines.config.command_line import fail
-from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.config.schema import Config, ModelConfig, RayConfig, TrackingConfig
 from nde_talf.pipelines.runs.finished import COMMAND, Run
 from nde_talf.pipelines.runs.manifest import plain
 from nde_talf.pipelines.runs.tracking import Tracker, tracked
@@ -74,10 +73,6 @@ def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
     (tmp_path / "default/pair/pair.json").write_text("{}")
     with refusal("run="):
         Config(run=name)
-    config = Config()
-    config.run, config.paths.checkpoints = name, str(tmp_path / "default")
-    with refusal("run="):
-        check_config(config)
     with refusal("run="):
         Run(name, str(tmp_path))
     write_json(tmp_path / "default" / COMMAND, {"base": name, "arguments": []})
@@ -89,10 +84,9 @@ def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
 def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path, monkeypatch):
     recorded = []
     monkeypatch.setattr("wandb.init", lambda **given: recorded.append(given) or Mock())
-    config = Config()
-    config.model.target, config.paths.checkpoints = "/secret/a", str(tmp_path)
+    model = ModelConfig(target="/secret/a")
     for samples in (True, False):
-        config.tracking.samples = samples
+        config = Config(model=model, tracking=TrackingConfig(samples=samples))
         with tracked(config, "pair", tmp_path):
             assert ("secret" in json.dumps(recorded.pop()["config"])) == samples
 
@@ -139,10 +133,9 @@ SECRETS = [
 def test_secrets_are_masked_where_they_are_shown_or_stored(tmp_path, monkeypatch, capsys, text):
     recorded = []
     monkeypatch.setattr("wandb.init", lambda **given: recorded.append(given) or Mock())
-    config = Config()
-    config.data.source, config.paths.checkpoints = text, str(tmp_path)
+    config = Config(ray=RayConfig(text))
     with tracked(config, "pair", tmp_path):
-        recorded.append(plain({"data": config.data}))
+        recorded.append(plain({"ray": config.ray}))
     recorded.append(str(UserError(f"data.source={text}: there is none")))
     console.print(f"! {text}")
     with pytest.raises(SystemExit):

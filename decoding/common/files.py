@@ -284,14 +284,6 @@ def model_cache() -> Path:
     return Path(home).expanduser() / "nde-talf" if home else user_cache() / "models"
 
 
-def discard(folder: Path) -> None:
-    """Delete a folder, if it is there; a kill leaves nothing under its name."""
-    if folder.exists():
-        left = _beside(folder, _TEMPORARY)
-        os.rename(folder, left)
-        remove(left)
-
-
 def remove(path: Path) -> None:
     """Delete a file or folder, if it is there."""
     if path.is_dir() and not path.is_symlink():

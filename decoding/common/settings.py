@@ -144,22 +144,19 @@ DEVICE = r"cpu|cuda(:[0-9]{1,3})?"
 Device = Annotated[str, matching(DEVICE, "cpu, cuda or cuda:N")]
 
 
-@dataclass_transform(field_specifiers=(Field, dataclass_field))
-def settings(
-    group: str = "", *, kw_only: bool = False, frozen: bool = False
-) -> Callable[[type[T]], type[T]]:
-    """Return the decorator that makes a checked dataclass.
+@dataclass_transform(frozen_default=True, field_specifiers=(Field, dataclass_field))
+def settings(group: str = "", *, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
+    """Return the decorator that makes a checked dataclass, whose instances cannot be changed.
 
     An instance that is made in Python with a wrong value raises UserError too.
 
     Args:
         group: what keys begin with in messages, such as "traces".
         kw_only: fields are given by name alone.
-        frozen: instances cannot be changed.
     """
 
     def decorate(kind: type[T]) -> type[T]:
-        made: Any = dataclass(kind, config=_PYDANTIC, kw_only=kw_only, frozen=frozen)
+        made: Any = dataclass(kind, config=_PYDANTIC, kw_only=kw_only, frozen=True)
         checked = made.__init__
 
         @wraps(checked)

@@ -191,9 +191,9 @@ def _faults(model: Any, config: Any, given: dict[str, Any]) -> Iterator[str]:
 
 def _unusual_inputs(config: Any, given: dict[str, Any]) -> Iterator[str]:
     asked = config.to_dict() if config.return_dict_in_generate else {}
-    for name in ("output_attentions", "output_hidden_states"):
+    for name in ("output_attentions", "output_hidden_states", "output_scores", "output_logits"):
         if asked.get(name):
-            yield f"{name}=True is not possible: a pass holds a tree. Run the model afterwards."
+            yield f"{name}=True is not possible: a pass holds a tree. Run the model over the text."
     passed = of_generate("kwargs")  # `given` may hold a cache that `generate` made
     kinds = {type(passed.get(name)).__name__ for name in MEMORY}
     for kind in {config.cache_implementation, *kinds} - {None, "dynamic", "NoneType"}:

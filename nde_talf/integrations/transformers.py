@@ -14,7 +14,6 @@ says what is possible.
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.utils import logging
 
 from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.decoding.actions import Action
@@ -81,10 +79,6 @@ class Loaded(NamedTuple):
     state: tuple[Any, ...]
 
 
-Written = tuple[int | None, Tensor | None, Tensor | None]
-"""A row's next token; its raw logits and its scores, both [1, V], where they are asked for."""
-
-
 @dataclass
 class Text:
     """One row of a batch as it is written, a token at a time.
@@ -95,7 +89,6 @@ class Text:
         ends: tokens that end the text.
         padding: token after the end; None: there is none.
         padded: `generate` pads a text that ended; otherwise it continues.
-        scored: makes the scores; None: without.
         generations: gets how the text came about.
         tokens: so far.
         ended: by a criterion or a full context.
@@ -108,32 +101,25 @@ class Text:
     ends: list[int]
     padding: int | None
     padded: bool
-    scored: RowProcess | None
     generations: list[Generation]
     tokens: list[Any] = field(default_factory=list)
     ended: bool = False
 
-    def write(self) -> Iterator[Written]:
+    def write(self) -> Iterator[int | None]:
         """Write a token at each step, `limit` in all."""
         yield from self._decoded()
-        decoder, text = self.decoders[-1], self.row.prompt + self.tokens
-        left, logits = self.limit - len(self.tokens), [None]
         if not self.ended:
             warnings.warn(
-                f"speculate: the model's context of {decoder.max_context} tokens is full, so the"
-                " text ends.",
+                f"speculate: the model's context of {self.decoders[-1].max_context} tokens is full,"
+                " so the text ends.",
                 Advice,
                 stacklevel=2,
             )
             self.ended = True
-        if decoder.record:
-            padded = (text + [self.padding or 0] * (left - 1))[: decoder.max_context]
-            hidden = decoder.target.session().append(padded)
-            logits = [*decoder.target.logits(hidden[min(len(text), len(padded)) - 1 :])]
-        for step in range(left):  # beyond the context the last logits are repeated
-            yield self._add(self.padding, logits[min(step, len(logits) - 1)])
+        for _ in range(self.limit - len(self.tokens)):
+            yield self.padding
 
-    def _decoded(self) -> Iterator[Written]:
+    def _decoded(self) -> Iterator[int]:
         """Decode until the end."""
         rng = Rng.seeded(int(torch.randint(1 << 62, ())) if self.setting.temperature else 0)
         for decoder in self.decoders:
@@ -142,24 +128,13 @@ class Text:
             if (len(text) >= decoder.max_context and (not last or self.tokens)) or not left:
                 continue
             stream = decoder.blocks(text, left, self.setting, rng, self.ends)
-            generation = stream.generation
-            self.generations.append(generation)
+            self.generations.append(stream.generation)
             for block in stream:
-                logits = generation.recorded or [None] * len(block.tokens)
-                generation.recorded = []  # kept, they would be the logits of the whole text
-                for token, recorded in zip(block.tokens, logits, strict=False):
-                    yield self._add(token, recorded)
+                for token in block.tokens:
+                    self.tokens.append(token)
+                    yield token
                     if self.ended and self.padded:
                         return
-
-    def _add(self, token: int | None, logits: Tensor | None) -> Written:
-        scores = None
-        if logits is not None:
-            logits = logits[None].float().clone()
-            if self.scored:
-                scores = self.scored([self.row.prompt + self.tokens], logits.clone())
-        self.tokens.append(token)
-        return token, logits, scores
 
 
 @checked
@@ -198,28 +173,22 @@ class Speculation:
         rows = rows_of(input_ids, given)
         asked, setting = split(logits_processor, bool(config.do_sample), tuple(self.stateless))
         loaded, limit = self._load(model), max(stopping_criteria.max_length - input_ids.shape[1], 1)
-        full = bool(config.return_dict_in_generate)
-        record: Any = "logits" if full and (config.output_scores or config.output_logits) else ""
         padded, ends = ends_of(stopping_criteria)
         pad = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         self.generations, texts = [], list[Text]()
         for row in rows:
             process = RowProcess(asked, row, limit) if asked else None
-            decoders = [_of_row(decoder, process, record) for decoder in loaded[:2]]
-            scored = RowProcess(logits_processor, row, limit) if config.output_scores else None
-            texts.append(
-                Text(row, decoders, limit, setting, ends, pad, padded, scored, self.generations)
-            )
-        written = _decode(texts, input_ids, config, stopping_criteria)
-        return written if full else written.sequences
+            decoders = [_of_row(decoder, process) for decoder in loaded[:2]]
+            texts.append(Text(row, decoders, limit, setting, ends, pad, padded, self.generations))
+        made: Any = _decode(texts, input_ids, stopping_criteria)
+        return GenerateDecoderOnlyOutput(made) if config.return_dict_in_generate else made
 
     def _load(self, model: PreTrainedModel) -> Loaded:
         loaded, state = self._loaded, _state(model)
         if loaded and loaded.plain.target.module is model and loaded.state == state:
             return loaded
         target = wrapped(model, "the model")
-        with _without_bars():
-            drafter, (policy, rule) = self._drafter(target), self._policy()
+        drafter, (policy, rule) = self._drafter(target), self._policy()
         decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
         plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
         self._loaded = loaded = Loaded(decoder, plain, state)
@@ -349,12 +318,10 @@ def _state(model: PreTrainedModel) -> tuple[Any, ...]:
     return _hooked(model), parts, [parameter.data_ptr() for parameter in model.parameters()]
 
 
-def _of_row(
-    decoder: SpeculativeDecoder, process: RowProcess | None, record: Any
-) -> SpeculativeDecoder:
+def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None) -> SpeculativeDecoder:
     """The decoder with what is different for a row."""
     own = copy(decoder)
-    own.process, own.record = process, record
+    own.process = process
     return own
 
 
@@ -383,18 +350,6 @@ def drafter_of(draft: CausalModel, name: str, target: str | None, rows: int) -> 
     return LMDrafter(draft)
 
 
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Load without progress bars: `generate` has begun to stream the prompt."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _vocabulary(where: str | None) -> dict[str, int] | None:
     """Tokens of the tokenizer in a folder, or of a hub name that was downloaded.
 
@@ -411,21 +366,14 @@ def _vocabulary(where: str | None) -> dict[str, int] | None:
     return tokenizer.get_vocab()
 
 
-def _decode(
-    texts: list[Text], ids: Tensor, config: Any, criteria: StoppingCriteriaList
-) -> GenerateDecoderOnlyOutput:
+def _decode(texts: list[Text], ids: Tensor, criteria: StoppingCriteriaList) -> Tensor:
     """Write a token of every row at each step, and ask the criteria once, as `generate` does."""
-    streamer, logits, scores = of_generate("streamer"), list[Tensor](), list[Tensor]()
-    for step in zip(*(text.write() for text in texts), strict=True):
+    streamer = of_generate("streamer")
+    for tokens in zip(*(text.write() for text in texts), strict=True):
         if _over(texts):  # all contexts are full
             break
-        tokens, *parts = zip(*step, strict=True)
         ids = torch.cat([ids, _column(tokens, ids)], 1)
-        for kept, part in zip((logits, scores), parts, strict=True):
-            if part[0] is not None:
-                kept.append(torch.cat(part).to(ids.device))
-        ended = criteria(ids, tuple(scores) or None)
-        for text, end in zip(texts, ended.tolist(), strict=True):
+        for text, end in zip(texts, criteria(ids, None).tolist(), strict=True):
             text.ended |= end
         if streamer:
             streamer.put(ids[:, -1].cpu())
@@ -433,9 +381,7 @@ def _decode(
             break
     if streamer:
         streamer.end()
-    raw = tuple(logits) if config.output_logits else None
-    made: Any = ids, tuple(scores) or None, raw
-    return GenerateDecoderOnlyOutput(*made)
+    return ids
 
 
 def _over(texts: list[Text]) -> bool:

@@ -4,9 +4,7 @@ Models are built without weights, on torch's meta device, from their config.json
 """
 
 import importlib.util
-import math
 import shutil
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.pair import load_models
-from nde_talf.data.text.settings import ANSWERS, BUILT_IN, SELF
-from nde_talf.data.text.shipped import is_shipped
+from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
@@ -28,20 +25,18 @@ from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.models.configuration import longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
-from nde_talf.draft_training.model.families import family_named, not_for_vllm
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
     Size,
     count_roots,
     from_size,
-    made_in,
     measured,
     minutes,
     rows_of,
     works,
 )
 from nde_talf.pipelines.commands.quiet import quiet
-from nde_talf.pipelines.config.checks import check_config, faults_of, sources
+from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.runs.attempt import changed, locate, told
 from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
@@ -55,11 +50,8 @@ from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.pipelines.stages.table import BY_NAME
 
 TO_DO = "to do"
-LOADING, CHECKED, PROBE = 30, 1e-8, 1 << 25
-"""Seconds in which a target is loaded to be timed; seconds per byte to check and prepare it; bytes
-that tell how fast a disk is.
-"""
-
+LOADED = 2_000_000_000
+"""Bytes of a target that is loaded to time its passes: 30 s at 70 MB a second."""
 BASE = 600_000_000
 """Bytes that the libraries take. Models take theirs twice, where products are packed."""
 
@@ -95,25 +87,32 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
 
 
 def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
-    """Return the minutes of the stages that are to do, and what the estimate is made from.
+    """Estimate the minutes of the stages that are to do, and say what the estimate is made from.
 
-    measure: run passes of the target, where its files are loaded within `LOADING` seconds.
+    measure: time passes of the target, where it is soon loaded.
     """
     to_do = [name for name, state in _states(config).items() if state == TO_DO]
     if not to_do:
         return {}, ""
-    models, place = pair_without_weights(config.model), config.model.placed
+    models, given = pair_without_weights(config.model), config.model.target
     target, size = models["target"], size_of(models)
-    given, decoding = config.model.target, config.evaluation.threads
-    if measure and given and _seconds_to_load(given) < LOADING:
+    decoding = config.evaluation.threads
+    if measure and given and _soon_loaded(given):
         quiet()
-        (loaded,) = load_models([given], *place)
+        (loaded,) = load_models([given], *config.model.placed)
         prices, how = measured(loaded, decoding), "passes timed here"
     else:
-        prices = from_size(size.target, target.dtype.itemsize, place[0], decoding)
+        prices = from_size(size.target, target.dtype.itemsize, config.model.device, decoding)
         how = "sizes, not measured"
-    work = works(config, size, made_in({name: locate(s, config) for name, s in BY_NAME.items()}))
+    work = works(config, size)
     return {name: minutes(work[name], prices) for name in to_do}, how
+
+
+def _soon_loaded(target: str) -> bool:
+    """Tell whether a model's files are here, and are small."""
+    folder = place_of(target)
+    files = folder.glob("*.safetensors") if folder else ()
+    return 0 < sum(file.stat().st_size for file in files) < LOADED
 
 
 def size_of(models: dict[str, Any]) -> Size:
@@ -128,19 +127,6 @@ def _met(model: Any) -> int:
     """Count the parameters that a token meets: none of an input embedding of its own."""
     tied = model.config.tie_word_embeddings
     return model.num_parameters() - (0 if tied else model.get_input_embeddings().weight.numel())
-
-
-def _seconds_to_load(target: str) -> float:
-    """Estimate the seconds until a model is loaded: infinite where its files are not here."""
-    folder = place_of(target)
-    files = [*folder.glob("*.safetensors")] if folder else []
-    if not files:
-        return math.inf
-    started = time.monotonic()
-    with files[0].open("rb") as stream:
-        read = len(stream.read(PROBE))
-    per_byte = (time.monotonic() - started) / read + CHECKED
-    return sum(file.stat().st_size for file in files) * per_byte
 
 
 def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
@@ -208,15 +194,6 @@ def _print_sizes(config: Config) -> None:
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
     console.print(table)
-    _print_layer(config, models["target"].config.get_text_config().model_type)
-
-
-def _print_layer(config: Config, model_type: str) -> None:
-    """Print why vLLM could not serve the head, if a head is trained and it could not."""
-    layer = config.draft.layer
-    reason = not_for_vllm(family_named(model_type, layer))
-    if reason and "draft" in config.stages:
-        console.print(f"! draft.layer={layer}: {reason}")
 
 
 def _print_data(config: Config, whole: bool) -> None:
@@ -224,12 +201,6 @@ def _print_data(config: Config, whole: bool) -> None:
 
     whole: read the prompts too, which are not faulty so far.
     """
-    given = [source or "" for key, source, _ in sources(config) if key != "dialogues"]
-    if given and not is_shipped(config.model.target) and {*given} <= {*BUILT_IN}:
-        console.print(
-            f"text and prompts: {', '.join(BUILT_IN[source] for source in given)}, which every"
-            " machine has. For yours give data=prompts.jsonl"
-        )
     if not config.model.target:
         console.print("prompts: their tokens are known once the tokenizer is trained")
         return

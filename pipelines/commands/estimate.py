@@ -1,14 +1,13 @@
 """Estimate how long the stages of a run take on this machine.
 
 Work is counted in passes of the target; a smaller model's pass counts by its share of parameters.
-Minutes are counts times prices. Prices are measured, or follow from sizes where loading takes long.
+Minutes are counts times prices. Prices are measured, or follow from sizes and how fast the machine
+multiplies.
 """
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +19,6 @@ from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
-from nde_talf.draft_training.training.checkpoint import CHECKPOINT
 from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
 from nde_talf.pipelines.stages.pair import ANSWERED, answers_to_learn
@@ -115,29 +113,8 @@ def count_roots(traces: TracesConfig) -> tuple[int, int]:
     return train, validation
 
 
-class Made(NamedTuple):
-    """Shards that are in the folders of stages already, and steps of the head's training."""
-
-    pair_answers: int = 0
-    pair_questions: int = 0
-    head_answers: int = 0
-    head_steps: int = 0
-    traces: int = 0
-
-
-def made_in(folders: dict[str, Path]) -> Made:
-    """Count what an interrupted run has made, by the folders of its stages."""
-    pair, draft, steps = folders["pair"], folders["draft"], 0
-    stores = pair / "answers", pair / "questions", draft / "answers", folders["traces"]
-    answers, questions, dialogues, traces = (len([*path.glob("*.parquet")]) for path in stores)
-    with suppress(OSError):
-        begun = torch.load(draft / "training" / CHECKPOINT, mmap=True, weights_only=True)
-        steps = begun["global_step"]
-    return Made(answers, questions, dialogues, steps, traces)
-
-
-def works(config: Config, size: Size, made: Made = Made()) -> dict[str, Work]:
-    """Count the work of every stage that is not `made` yet."""
+def works(config: Config, size: Size) -> dict[str, Work]:
+    """Count the work of every stage."""
     head, drafter = size.head / size.target, size.head
     if size.draft and config.drafter == "lm":
         drafter = size.draft
@@ -150,30 +127,23 @@ def works(config: Config, size: Size, made: Made = Made()) -> dict[str, Work]:
     selector, roots = config.selector, sum(count_roots(config.traces))
     epochs = selector.epochs * selector.folds * len(selector.verifiers)
     return {
-        "pair": _pair(config, share, made),
-        "draft": _head(config, head, made),
+        "pair": _pair(config, share),
+        "draft": _head(config, head),
         "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
-        "traces": _traces(config.traces, share, made.traces),
+        "traces": _traces(config.traces, share),
         "selector": Work(seconds=5 + EPOCH * roots * epochs),
         "evaluate": Work(0, texts * evaluation.new_tokens, 0, 5),
     }
 
 
-def _left(count: int, shards: int, size: int) -> int:
-    """Return how many of `count` texts are left after so many shards of `size`."""
-    return max(0, count - size * shards)
-
-
-def _pair(config: Config, share: float, made: Made) -> Work:
-    data, model, size = config.data, config.model, config.engine.batch
+def _pair(config: Config, share: float) -> Work:
+    data, model = config.data, config.model
     rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
     trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
     texts = (data.answers or ANSWERED) // 4 if data.source in (ANSWERS, SELF) else 0
     if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
         texts += answers_to_learn(config)
-    tokens = _left(texts, made.pair_answers, size) * data.answer_tokens
-    if data.source == SELF:
-        tokens += _left(data.prompt_count, made.pair_questions, size) * QUESTION
+    tokens = texts * data.answer_tokens + data.prompt_count * QUESTION * (data.source == SELF)
     return Work(trained + tokens, tokens / TOGETHER, 0, 10)
 
 
@@ -183,27 +153,25 @@ def rows_of(config: Config) -> tuple[int, int]:
     return config.draft.batch, config.dialogues.length if chats else config.model.length
 
 
-def _head(config: Config, share: float, made: Made) -> Work:
+def _head(config: Config, share: float) -> Work:
     draft, loss, dialogues = config.draft, config.draft.loss, config.dialogues
-    tokens, (batch, length), steps = 0, rows_of(config), draft.steps - made.head_steps
+    tokens, (batch, length) = 0, rows_of(config)
     if config.data.source == SELF or dialogues.regenerate:
         texts = dialogues.count or config.data.self_made.count
-        tokens = _left(texts, made.head_answers, config.engine.batch)
-        tokens *= min(dialogues.new_tokens, ANSWER) + QUESTION
+        tokens = texts * (min(dialogues.new_tokens, ANSWER) + QUESTION)
     trees = (1 - draft.chain_fraction) * min(draft.roots or length, length) * (loss.depth - 1)
     more = trees / length * (loss.k if loss.target_trees else 1)
     passes = 1 + more * loss.target_trees + 3 * share * (1 + more)
-    rows = 1.1 * steps * batch * draft.accumulate * length  # a tenth for held-out figures
+    rows = 1.1 * draft.steps * batch * draft.accumulate * length  # a tenth for held-out figures
     return Work(rows * passes + tokens, tokens / TOGETHER)
 
 
-def _traces(traces: TracesConfig, share: float, shards: int) -> Work:
+def _traces(traces: TracesConfig, share: float) -> Work:
     train, validation = count_roots(traces)
     trees = validation * (traces.validation_samples or traces.samples)
     trees += train * traces.samples * (traces.labels == "trees")
     prompts = traces.train_prompts + traces.validation_prompts
-    left = _left(prompts, shards, traces.shard_prompts) / prompts
-    tokens = left * prompts * len(traces.settings) * traces.new_tokens
+    tokens = prompts * len(traces.settings) * traces.new_tokens
     # Each row is run by both models, and as much again is computed of its distributions.
-    rows = left * trees * super_tree_layout().inner * 2 * (1 + share)
+    rows = trees * super_tree_layout().inner * 2 * (1 + share)
     return Work(rows + tokens, tokens / TOGETHER, 0, 10)

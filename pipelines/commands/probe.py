@@ -59,9 +59,9 @@ PUBLISHED = {
 def probe(asked: RecommendConfig) -> None:
     """Decode some prompts, and print what to expect, within five minutes."""
     started = time.monotonic()
-    config = _run_of(asked)
+    config, faults = fit(_run_of(asked))
     reach_hub(names_on_hub(config))
-    check_config(config, fit(config))
+    check_config(config, faults)
     setting = SETTINGS[asked.setting or "t0.6"]
     with threads(config.evaluation.threads), torch.inference_mode():
         target, *drafts = load_models(config.model.given.values(), *config.model.placed)

@@ -7,7 +7,6 @@ and imports no torch; `machine_checks` looks at the device, the latency tables a
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.traces.settings import GREEDY
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.model_record import lacks
-from nde_talf.decoding.common.settings import validated
 from nde_talf.decoding.models.gguf import SUFFIX
 from nde_talf.pipelines.config.command_line import CONFIGS
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
@@ -37,7 +35,6 @@ from nde_talf.pipelines.runs.finished import finished, meant
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
-    validated(asdict(config), Config)  # it may have been changed since it was made
     parts = (
         _lengths,
         _stages,
@@ -46,7 +43,7 @@ def check_config(config: Config, others: Sequence[str] = ()) -> None:
         _ignored,
         _installed,
         _models,
-        _folders,
+        _base,
         _counts,
         _texts,
     )
@@ -260,15 +257,11 @@ def _is_model(name: str) -> bool:
     return path.is_file() if path.suffix == SUFFIX else is_hub_name(name) and not path.exists()
 
 
-def _folders(config: Config) -> Iterator[str]:
-    """Find a base that is no run, and a folder of runs that cannot be written to."""
+def _base(config: Config) -> Iterator[str]:
+    """Find a base that is no run."""
     runs = Path(config.paths.checkpoints).absolute()
     if config.base and config.base not in finished(runs):
         yield (
             f"base={config.base}: there is no run of that name with a finished stage in"
             f" {runs.resolve()}.{meant('base', config.base, runs)}"
         )
-    there = next(path for path in (runs, *runs.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "cannot be written to" if there.is_dir() else "is not a folder"
-        yield f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder."

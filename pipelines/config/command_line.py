@@ -10,7 +10,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +33,7 @@ from nde_talf.pipelines.commands.output import steady
 CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 
 _FILES = (
+    errno.ENOENT,
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -175,8 +175,7 @@ def launch(
     try:
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(arguments))
-        with _folders_of_hydra():
-            main()
+        main()
         if errors:
             answer(errors[0])
     except (HydraException, OmegaConfBaseException) as error:
@@ -206,30 +205,8 @@ def _read(composed: DictConfig, schema: type[T]) -> T:
         raise UsageError(str(error)) from error
 
 
-@contextmanager
-def _folders_of_hydra() -> Iterator[None]:
-    """Name Hydra's keys where Hydra cannot make its folder; errors of work do not come here."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or error.errno in DISK:
-            raise
-        raise UserError(
-            f"hydra.run.dir or hydra.sweep.dir: {error.filename} cannot be made"
-            f" ({error.strerror}). Give another folder, or leave the key out."
-        ) from error
-
-
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UsageError for an argument that Hydra would end on in a traceback, or not at all.
-
-    Also for an option of Python that transformers ends on.
-    """
-    if sys.flags.optimize > 1:
-        raise UsageError(
-            "PYTHONOPTIMIZE=2 (python -OO) removes docstrings that transformers reads: leave it"
-            " out, or set it to 1."
-        )
+    """Raise UsageError for an argument that Hydra would end on in a traceback, or not at all."""
     for argument in arguments:
         if fault := _fault_of_argument(argument):
             raise UsageError(f"{_shown([argument])}: {fault}.")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nde_talf.data.text.settings import FILE_FORMATS, PromptSet, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import local
 from nde_talf.pipelines.commands.work import work_of
-from nde_talf.pipelines.config.checks import faults_of
 from nde_talf.pipelines.config.command_line import presets, quoted, unquoted
 from nde_talf.pipelines.config.schema import Config
 
@@ -55,17 +55,23 @@ def _is_source(value: str) -> bool:
     return on_hub or path.exists() or path.suffix in FILE_FORMATS or value[0] in "./~"
 
 
-def fit(config: Config) -> list[str]:
-    """Recognise the columns of own files, and let counts and splits in `config` follow their sizes.
+def fit(config: Config) -> tuple[Config, list[str]]:
+    """Recognise the columns of own files, and fit counts and splits to their sizes.
 
-    Returns what is wrong with the files: they cannot be read, are ambiguous, or have too few rows.
+    Also returns what is wrong with the files: they cannot be read, are ambiguous, or have too few
+    rows.
     """
-    prompts, dialogues = _own_prompts(config), _own_dialogues(config)
+    prompts, dialogues, faults = _own_prompts(config), _own_dialogues(config), []
     if not prompts and not dialogues:
-        return []
+        return config, []
     files = work_of("own_files")
     works = [partial(files.fit_prompts, sets=prompts)] * bool(prompts)
-    return faults_of(works + [files.fit_dialogues] * dialogues, config)
+    for work in works + [files.fit_dialogues] * dialogues:
+        try:
+            config = work(config)
+        except UserError as error:
+            faults.append(str(error))
+    return config, faults
 
 
 def _own_prompts(config: Config) -> dict[str, PromptSet]:

@@ -4,9 +4,9 @@ Columns become templates, counts and splits follow its size, and three rows are 
 torch.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from nde_talf.data.dialogues.read import read_dialogues, turns_in
+from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.text.conversation import (
     LEFT_OUT,
     Conversation,
@@ -25,7 +26,6 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import DIALOGUES, answer_template, distinct, question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
-from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.command_line import CONFIGS
@@ -33,28 +33,29 @@ from nde_talf.pipelines.config.schema import Config
 
 FEWEST = 8
 """Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
-SPREAD = 0.57
-"""Half the width of a 95 % interval of a speed-up, times the root of the number of prompts."""
 
 
-def fit_prompts(config: Config, sets: Mapping[str, PromptSet]) -> None:
+def fit_prompts(config: Config, sets: Mapping[str, PromptSet]) -> Config:
     """Recognise the columns of own prompts, and fit the counts to them."""
-    counts = [
-        _recognise_prompts(entry, f"data.sets.{name}.template") for name, entry in sets.items()
-    ]
-    _fit_counts(config, min(counts) * len(config.data.sets))
+    fitted, counts = {}, []
+    for name, entry in sets.items():
+        fitted[name], count = _recognise_prompts(entry, f"data.sets.{name}.template")
+        counts.append(count)
+    data = replace(config.data, sets=config.data.sets | fitted)
+    config = _with_counts(replace(config, data=data), min(counts) * len(data.sets))
     _tell(config)
+    return config
 
 
-def _recognise_prompts(entry: PromptSet, key: str) -> int:
+def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     """Find the template of a set's prompts, if none is given, and count them."""
     source = str(entry.source)
     rows = load_table(source, entry.split)
-    entry.template = entry.template or question_template(rows, source, key)
-    rendered = RowTemplate(entry.template, source, key)
+    template = entry.template or question_template(rows, source, key)
+    rendered = RowTemplate(template, source, key)
     texts, notes = distinct(rows, rendered)
     show(
-        f"{source}: {len(texts)} prompts by {entry.template!r}, of {len(rows)} rows",
+        f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",
         texts[:3],
         notes,
         unused_columns(rows.column_names, rendered.columns),
@@ -64,7 +65,7 @@ def _recognise_prompts(entry: PromptSet, key: str) -> int:
             f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
             " some and to decode others. 60 are enough for a first run."
         )
-    return len(texts)
+    return replace(entry, template=template), len(texts)
 
 
 def show(
@@ -94,10 +95,10 @@ def shortened(text: str) -> str:
     return f"{text[:300]}\n[... {len(text) - 600} characters ...]\n{text[-300:]}"
 
 
-def _fit_counts(config: Config, available: int) -> None:
+def _with_counts(config: Config, available: int) -> Config:
     """Lower the counts of prompts, with the splits, to what is there."""
-    data, traces, evaluation = config.data, config.traces, config.evaluation
-    data.prompt_count = min(data.prompt_count, available)
+    data = replace(config.data, prompt_count=min(config.data.prompt_count, available))
+    traces, evaluation, selector = config.traces, config.evaluation, config.selector
     left = data.prompt_count - data.test_prompts
     if left < 2:
         raise UserError(
@@ -105,42 +106,36 @@ def _fit_counts(config: Config, available: int) -> None:
             f" {left} to learn from and to choose by. Lower it."
         )
     if traces.train_prompts + traces.validation_prompts > left:
-        traces.validation_prompts = max(1, left // 3)
-        traces.train_prompts = left - traces.validation_prompts
+        validation = max(1, left // 3)
+        traces = replace(traces, validation_prompts=validation, train_prompts=left - validation)
     if evaluation.most_prompts > data.test_prompts:
-        evaluation.prompts = data.test_prompts
+        evaluation = replace(evaluation, prompts=data.test_prompts)
     tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
-    evaluation.calibration_prompts = tuning
-    config.selector.folds = max(2, min(config.selector.folds, traces.train_prompts))
+    evaluation = replace(evaluation, calibration_prompts=tuning)
+    selector = replace(selector, folds=max(2, min(selector.folds, traces.train_prompts)))
+    return replace(config, data=data, traces=traces, evaluation=evaluation, selector=selector)
 
 
 def _tell(config: Config) -> None:
-    """Print what the prompts are used for, what they will bear, and what text is learnt from."""
+    """Print what the prompts are used for, and what text is learnt from."""
     data, traces, decoded = config.data, config.traces, config.evaluation.most_prompts
     console.print(
         f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
         f" selector, {traces.validation_prompts} choose, {decoded} of {data.test_prompts} held out"
-        f" are decoded: a speed-up will be told to about ±{SPREAD / math.sqrt(decoded):.0%}"
-        " (evaluation.prompts)."
+        " are decoded (evaluation.prompts)."
     )
     if data.source == ANSWERS:
         console.print(
             f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
-            " prompts with the target's answers, but for those held out; no built-in text."
+            " prompts with the target's answers, but for those held out; no built-in text. A small"
+            " target answers poorly: give a model of yours by model.target=FOLDER_OR_HUB_NAME"
         )
-        if not config.model.target or is_shipped(config.model.target):
-            who = "the shipped target" if config.model.target else "a target that is trained here"
-            console.print(
-                f"! {who} answers: it is small, and knows code and its manuals at best. For a model"
-                " of yours give model.target=FOLDER_OR_HUB_NAME"
-            )
 
 
-def fit_dialogues(config: Config) -> None:
+def fit_dialogues(config: Config) -> Config:
     """Recognise the layout of dialogues and show three of them."""
-    own = config.dialogues
-    rows = load_table(str(own.source), own.split)
-    _recognise(config, rows)
+    rows = load_table(str(config.dialogues.source), config.dialogues.split)
+    own = _recognised(config.dialogues, rows)
     dialogues, skipped = read_dialogues(own, config.seed)
     notes = Counter({(LEFT_OUT, reason): number for reason, number in skipped.items()})
     show(
@@ -151,26 +146,25 @@ def fit_dialogues(config: Config) -> None:
     )
     if own.regenerate:
         console.print("The target gives the answers (dialogues.regenerate=true).")
-    own.held_out = max(own.held_out, min(0.5, 8 / len(dialogues)))
-    if not config.model.target:
-        _fit_to_small(config)
+    own = replace(own, held_out=max(own.held_out, min(0.5, 8 / len(dialogues))))
+    if not config.model.target:  # one that is trained here has no template and a short context
+        plain = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
+        length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
+        template = own.chat_template or plain.chat_template
+        tokens = min(own.new_tokens, length // 2)  # which leaves a question room
+        own = replace(own, chat_template=template, length=length, new_tokens=tokens)
+    return replace(config, dialogues=own)
 
 
-def _fit_to_small(config: Config) -> None:
-    """Give dialogues what a target that is trained here lacks: a chat template, a long context."""
-    own, plain = config.dialogues, OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
-    own.chat_template = own.chat_template or plain.chat_template
-    own.length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
-
-
-def _recognise(config: Config, rows: Any) -> None:
+def _recognised(own: DialogueConfig, rows: Any) -> DialogueConfig:
     """Find where the questions and answers are; without answers the target gives them."""
-    own, listed = config.dialogues, {*DIALOGUES} & {*rows.column_names}
+    listed = {*DIALOGUES} & {*rows.column_names}
     if not (own.column or own.user or listed):
-        own.user = question_template(rows, str(own.source), "dialogues.user")
-        own.assistant = answer_template(rows)
+        user = question_template(rows, str(own.source), "dialogues.user")
+        own = replace(own, user=user, assistant=answer_template(rows))
     unanswered = not own.assistant if own.user else own.column in (None, "turns")
     turns = rows[0].get("turns") if len(rows) else None
     questions = isinstance(turns, list) and {*map(type, turns)} == {str}
     if unanswered and (own.user or questions):
-        own.regenerate = True
+        return replace(own, regenerate=True)
+    return own

@@ -1,16 +1,14 @@
 """Run a stage: reuse it if it is finished, or make it again.
 
-A result is replaced only by a complete successor. A finished stage has a `manifest.json` in its
-folder: the settings it was made with, the identities of the stages it used, the checksums of
-its files and its time. The rules are:
+A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities
+of the stages it used, the checksums of its files and its time. The rules are:
 
 - the same settings and inputs: there is nothing to do;
-- other inputs, because an earlier stage was made again: it is made again in a folder beside it,
-  and what it replaces goes to `replaced/`;
+- other inputs, because an earlier stage was made again: it is made again, too;
 - other settings: a UserError that names them.
 
-Nothing finished is removed, except by force=true with the stage's own name, and nothing that no run
-made.
+A finished stage that is made again moves to `replaced/` first, so that nothing finished is removed,
+and nothing that no run made.
 """
 
 import os
@@ -23,11 +21,9 @@ from transformers.utils import flatten_dict
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import (
-    discard,
     read_json,
     refuse_link,
     refuse_links,
-    replace,
     write_json,
 )
 from nde_talf.decoding.common.progress import console, reporting
@@ -45,14 +41,13 @@ from nde_talf.pipelines.runs.manifest import (
     write_manifest,
 )
 from nde_talf.pipelines.runs.record import asked
+from nde_talf.pipelines.runs.tracking import tracked
 from nde_talf.pipelines.stages.stage import Stage
 
 REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
 SHOWN = 5
 """Settings that a message names at most."""
-SUCCESSOR = ".new"
-"""Added to the name of a finished stage's folder: where it is made again."""
 
 
 class Attempt:
@@ -65,9 +60,8 @@ class Attempt:
     def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
         self.stage, self.config = stage, config
         self.own = Path(config.paths.checkpoints) / config.run / stage.folder
-        self.successor = self.own.with_name(self.own.name + SUCCESSOR)
         self.folders = {name: locate(stages[name], config) for name in stage.needs(config)}
-        for folder in (self.own, self.successor, *self.folders.values()):
+        for folder in (self.own, *self.folders.values()):
             _check_made(folder)
         self.inputs = {
             name: _usable(stages[name], stage, folder, config)
@@ -87,27 +81,20 @@ class Attempt:
 
         Raises UserError if its settings changed.
         """
-        self._tidy()
-        stage, own, successor = self.stage, self.own, self.successor
-        folder = locate(stage, self.config)
-        target = successor if (own / MANIFEST).exists() else own  # where it is made, or made again
+        folder = locate(self.stage, self.config)
         if force:
-            discard(target)
-        elif (successor / BEGUN).exists() and self._fits(_begin(successor)):
-            pass  # it continues
-        elif (folder / MANIFEST).exists():
-            manifest = read_manifest(folder)
-            if self._stays(folder, manifest):
-                return stage.show(folder)
-            if manifest["inputs"] == self.inputs:  # its own files are mended
-                target = own
-        elif (own / BEGUN).exists():
             self._begin_again()
-        seconds = self._work(target)
-        if target == successor:
-            _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
-        stage.show(own)
-        console.print(f"✓ {stage.name}: {seconds:.0f} s, {own}")
+        elif (folder / MANIFEST).exists():
+            if self._stays(folder, read_manifest(folder)):
+                return self.stage.show(folder)
+        elif (self.own / BEGUN).exists() and [*self.own.iterdir()] != [self.own / BEGUN]:
+            begun = _begin(self.own)
+            self._same_settings(self.own, "begun", begun)
+            if begun["inputs"] != self.inputs:
+                self._made_from_others()
+        seconds = self._work()
+        self.stage.show(self.own)
+        console.print(f"✓ {self.stage.name}: {seconds:.0f} s, {self.own}")
 
     def _stays(self, folder: Path, manifest: dict[str, Any]) -> bool:
         """Return True if what is finished in `folder` can stay as it is, and say why it cannot.
@@ -117,33 +104,31 @@ class Attempt:
         name = self.stage.name
         self._same_settings(folder, "finished", manifest)
         if manifest["inputs"] != self.inputs:
-            console.print(f"↻ {name}: an earlier stage was made again, so this one is too")
-            if self.successor.exists():
-                _set_aside(self.successor, self.own)
+            self._made_from_others()
             return False
         check_files(folder, manifest, name)
         if self.stage.whole(folder):
-            newer = f"; {self.successor} is unfinished" * self.successor.exists()
-            console.print(f"✓ {name}: finished ({folder}); force=true redoes it{newer}")
+            console.print(f"✓ {name}: finished ({folder}); force=true redoes it")
             return True
         console.print(f"↻ {name}: part of it is missing and is made again")
         return False
 
-    def _begin_again(self) -> None:
-        """Set aside what was begun with other inputs. Raises UserError for other settings."""
-        if list(self.own.iterdir()) == [self.own / BEGUN]:  # nothing is made yet
-            return
-        begun = _begin(self.own)
-        self._same_settings(self.own, "begun", begun)
-        if begun["inputs"] != self.inputs:
-            console.print(
-                f"↻ {self.stage.name}: an earlier stage was made again, so this one begins again"
-            )
-            _set_aside(self.own, self.own)
+    def _made_from_others(self) -> None:
+        console.print(f"↻ {self.stage.name}: an earlier stage was made again, so this one is too")
+        self._begin_again()
 
-    def _fits(self, found: dict[str, Any]) -> bool:
-        """Return True if a manifest, or a begun stage, has the current settings and inputs."""
-        return not changed(found, self.wanted["settings"]) and found["inputs"] == self.inputs
+    def _begin_again(self) -> None:
+        """Move what is finished, or was begun with other inputs, to `replaced/`.
+
+        It stays there until the user deletes it.
+        """
+        if not self.own.exists():
+            return
+        place = self.own.parent / REPLACED / f"{self.own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        refuse_link(place.parent)
+        place.parent.mkdir(exist_ok=True)
+        os.rename(self.own, place)
+        console.print(f"! what was there is kept in {place}; delete it when it is no longer needed")
 
     def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
         if other := changed(found, self.wanted["settings"]):
@@ -154,47 +139,34 @@ class Attempt:
                 f"To keep it: nde run run=NAME base={run} stage={name} {given}"
             )
 
-    def _tidy(self) -> None:
-        """Finish a replacement that a kill interrupted.
-
-        A complete folder beside a stage is its successor, or what it replaced.
-        """
-        own, successor = self.own, self.successor
-        if not (successor / MANIFEST).exists():
-            return
-        new = read_manifest(successor)
-        newer = not (own / MANIFEST).exists() or read_manifest(own)["finished"] < new["finished"]
-        if newer and self._fits(new):
-            console.print(f"✓ {self.stage.name}: what was made again takes its place")
-            _put_in_place(successor, own, keep=True)
-        else:
-            _set_aside(successor, own)
-
-    def _work(self, target: Path) -> float:
-        """Let the stage work in `target`, and write its manifest.
+    def _work(self) -> float:
+        """Let the stage work, and write its manifest.
 
         Returns the seconds it took, with those before an interruption, or before it was mended.
         """
-        target.mkdir(parents=True, exist_ok=True)
+        own = self.own
+        own.mkdir(parents=True, exist_ok=True)
         console.rule(self.stage.name)
         started = time.monotonic()
-        if (target / MANIFEST).exists():
-            started -= read_manifest(target)["seconds"]
-        elif (target / BEGUN).exists():
-            started -= _begin(target)["seconds"]
+        if (own / MANIFEST).exists():
+            started -= read_manifest(own)["seconds"]
+        elif (own / BEGUN).exists():
+            started -= _begin(own)["seconds"]
 
         def note() -> None:
-            write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
+            write_json(own / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
 
         try:
             note()
-            with reporting(self.stage.name):
-                metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
+            name, folders = self.stage.name, {**self.folders, self.stage.name: own}
+            with reporting(name), tracked(self.config, name, own) as tracker:
+                metrics = self.stage.work(self.config, folders, tracker)
+                tracker.log(metrics)
         except BaseException:
             note()
             raise
         seconds = time.monotonic() - started
-        write_manifest(target, self.wanted, metrics, seconds)
+        write_manifest(own, self.wanted, metrics, seconds)
         return seconds
 
 
@@ -242,25 +214,6 @@ def _begin(folder: Path) -> Any:
     return read_json(
         folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again"
     )
-
-
-def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Give the finished `successor` the name of `own`.
-
-    `own` is set aside if it is to be kept, and removed otherwise.
-    """
-    if keep and own.exists():
-        _set_aside(own, own)
-    replace(successor, own)
-
-
-def _set_aside(folder: Path, own: Path) -> None:
-    """Move what was replaced to `replaced/`, where it stays until the user deletes it."""
-    place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    refuse_link(place.parent)
-    place.parent.mkdir(exist_ok=True)
-    os.rename(folder, place)
-    console.print(f"! what was replaced is kept in {place}; delete it when it is no longer needed")
 
 
 def locate(stage: Stage, config: Config) -> Path:

@@ -4,6 +4,7 @@
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -132,8 +133,6 @@ def make_decoder(
 ) -> SpeculativeDecoder:
     """Load what the configuration asks for: models, policy, rule and drafter.
 
-    Where `config.drafter` is None, the one that is taken is written there.
-
     Raises:
         UserError: the run has none of these, or they do not go together.
     """
@@ -141,9 +140,10 @@ def make_decoder(
     first = "head" if export.is_dir() else "ngram"
     if run.shipped and first == "ngram" and config.drafter is None:
         console.print(f"! no head ships in {export}: n-grams draft")
-    config.drafter = config.drafter or ("lm" if pair.has_draft else first)
+    asked = config.drafter or ("lm" if pair.has_draft else first)
+    config = replace(config, drafter=asked)
     policy, rule = choose_policy(config, run)
-    kind = None if policy.trees == "none" else config.drafter
+    kind = None if policy.trees == "none" else asked
     _check_drafter(kind, config, policy, pair.has_draft, export)
     draft: Any = None
     console.quiet = True  # the text is all that is printed before the figures
@@ -326,8 +326,10 @@ def plain_of(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
 
 def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
     """Print what decoded: policy and trees, rule, temperature, drafter and threads."""
-    policy = decoder.policy
-    given = config.policy or config.drafter
+    policy, drafting = decoder.policy, decoder.drafting
+    kinds = {LMDrafter: "lm", NgramDrafter: "ngram"}
+    drafter = kinds.get(type(drafting), "head")
+    given = config.policy or drafter
     name = next((tree.title for tree in PICKED if tree.policy is policy), given)
     if isinstance(policy, NeuralPolicy):
         steps = sum(policy.counts.values())
@@ -343,7 +345,7 @@ def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
     elif isinstance(policy, Delayed):
         name = f"one tree at every step, (K, L1, L2) = {tuple(policy.action)}"
     rule, threads = getattr(decoder.verifier, "name", decoder.verifier), torch.get_num_threads()
-    drafts = f"drafter {config.drafter}" if decoder.drafting else "no drafter"
+    drafts = f"drafter {drafter}" if drafting else "no drafter"
     console.print(
         f"{name}; rule {rule}; T = {config.temperature:g}; {drafts}; {threads}"
         f" thread{'s' * (threads > 1)}",

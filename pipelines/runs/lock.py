@@ -17,7 +17,6 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.evaluation.environment import command
-from nde_talf.pipelines.runs.finished import COMMAND
 
 LOCK = ".lock"
 HELD = "process "
@@ -38,8 +37,7 @@ def locked(run: Path) -> Iterator[None]:
     path = run.resolve() / LOCK
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path, blocking=False)
-        held = lock.acquire()
+        held = FileLock(path, blocking=False).acquire()
     except Timeout as error:
         raise UserError(
             f"{path.parent} is in use: {_holder(path)} works on this run. Wait until it ends, or"
@@ -53,14 +51,7 @@ def locked(run: Path) -> Iterator[None]:
         ) from error
     with held:
         _enter(path)
-        try:
-            yield
-        finally:
-            if lock.is_locked and {*os.listdir(run)} <= {LOCK, COMMAND}:  # nothing was done
-                with suppress(OSError):  # another process comes in between
-                    (run / COMMAND).unlink(missing_ok=True)
-                    path.unlink()
-                    path.parent.rmdir()
+        yield
 
 
 def _enter(path: Path) -> None:

@@ -23,8 +23,13 @@ from nde_talf.pipelines.runs.manifest import plain
 class Tracked(Protocol):
     """Settings of a run that is tracked."""
 
-    seed: int
-    tracking: TrackingConfig
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+
+    @property
+    def tracking(self) -> TrackingConfig:
+        """Settings of the records."""
 
     @property
     def run(self) -> str:
@@ -54,16 +59,6 @@ def spared() -> Iterator[None]:
 
 
 _told: list[str] = []
-
-
-class Nothing:
-    """A run of W&B that could not begin: everything can be asked of it, and nothing happens."""
-
-    def __getattr__(self, name: str) -> "Nothing":
-        return self
-
-    def __call__(self, *values: Any, **named: Any) -> None:
-        """Do nothing."""
 
 
 @dataclass
@@ -150,7 +145,7 @@ def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
     }
     chosen = {key: value for key, value in wanted.items() if key not in os.environ}
     os.environ.update(chosen)
-    run: Any = Nothing()
+    run: Any = None
     status = 1
     with spared():
         # Progress bars would be recorded line by line. The metadata are the command, its folder,
@@ -172,6 +167,8 @@ def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
             reinit="finish_previous",
             settings=options,
         )
+    if run is None:
+        run = wandb.init(mode="disabled")
     try:
         yield Tracker(run, folder, samples)
         status = 0

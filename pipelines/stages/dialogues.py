@@ -20,7 +20,7 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, read_dialogues
 from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.self_made import user_turn
-from nde_talf.data.dialogues.settings import KEY
+from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
@@ -41,22 +41,26 @@ SEED = 7919
 """Added to the run's seed for the questions to learn from: prompts have others."""
 
 
-def with_self_made(config: Config, tokenizer: PreTrainedTokenizerBase) -> Config:
-    """Return `config` with dialogues that the target makes itself, where data=self asks for them.
+def asked_dialogues(config: Config, tokenizer: PreTrainedTokenizerBase) -> DialogueConfig:
+    """Return the dialogues to learn from: the target's own where data=self asks for them.
 
     A target without a chat template makes text and no dialogues.
     """
     own = config.dialogues
     chat = own.chat_template or tokenizer.chat_template
     if chat and not own.source and config.data.source == SELF:
-        return replace(config, dialogues=replace(own, source=SELF, regenerate=True))
-    return config
+        return replace(own, source=SELF, regenerate=True)
+    return own
 
 
 def dialogue_rows(
-    config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase, room: int
+    config: Config,
+    own: DialogueConfig,
+    folders: dict[str, Path],
+    tokenizer: PreTrainedTokenizerBase,
+    room: int,
 ) -> tuple[TokenRows, TokenRows]:
-    """(train, held out): the dialogues of `config.dialogues` as rows of at most `room` tokens.
+    """(train, held out): the dialogues that `own` names as rows of at most `room` tokens.
 
     A dialogue with all its turns is on one side.
 
@@ -68,17 +72,17 @@ def dialogue_rows(
         UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn
             from.
     """
-    settings = replace(config.dialogues, length=min(config.dialogues.length, room))
-    if settings.length < config.dialogues.length:
+    length = min(own.length, room)
+    if length < own.length:
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
-    encoder = ChatEncoder(tokenizer, settings.chat_template, settings.template_options)
+    encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
     engine = cache(lambda: _engine(config, Pair(folders["pair"])))
-    dialogues = _questions(config, folders, encoder, lambda: engine()[0])
+    dialogues = _questions(config, own, folders, encoder, lambda: engine()[0])
     named = Dataset.from_dict({"name": [one.name for one in dialogues]})
-    sides = split_documents(named, settings.held_out, config.seed)
-    if settings.regenerate:
-        dialogues = _regenerated(config, folders, encoder, dialogues, engine)
-    if settings.source == SELF:
+    sides = split_documents(named, own.held_out, config.seed)
+    if own.regenerate:
+        dialogues = _regenerated(config, own, folders, encoder, dialogues, engine)
+    if own.source == SELF:
         said = ("\n".join(each["content"] for each in one.messages) for one in dialogues[:SHOWN])
         show("dialogues of the target with itself", [*said])
     encoded = {}
@@ -87,14 +91,14 @@ def dialogue_rows(
         documents, skipped = encode_dialogues(encoder, (d for d in dialogues if d.name in names))
         usable = f"{len(documents)} documents{and_skipped(skipped)}"
         if not documents:
-            raise UserError(f"{KEY}.source={settings.source}: to {title} there are {usable}.")
+            raise UserError(f"{KEY}.source={own.source}: to {title} there are {usable}.")
         console.print(f"{title}: {usable}")
         encoded[title] = documents
     _show_first(encoder, encoded["train"][0])
     ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     pad = next(token for token in ends if token is not None)
     train, held_out = (
-        _packed(title, documents, settings.length, pad) for title, documents in encoded.items()
+        _packed(title, documents, length, pad) for title, documents in encoded.items()
     )
     return train, held_out
 
@@ -110,10 +114,14 @@ def _packed(title: str, documents: list[Document], length: int, pad: int) -> Tok
 
 
 def _questions(
-    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
+    config: Config,
+    own: DialogueConfig,
+    folders: dict[str, Path],
+    encoder: ChatEncoder,
+    engine: Callable[[], Engine],
 ) -> list[Dialogue]:
     """Read the dialogues, or let the target ask them; none asks what a test prompt asks."""
-    own, skipped = config.dialogues, Counter[str]()
+    skipped = Counter[str]()
     if own.source == SELF:
         dialogues = _self_made(config, folders, encoder, engine)
     else:
@@ -145,6 +153,7 @@ def _self_made(
 
 def _regenerated(
     config: Config,
+    own: DialogueConfig,
     folders: dict[str, Path],
     encoder: ChatEncoder,
     dialogues: list[Dialogue],
@@ -154,7 +163,7 @@ def _regenerated(
 
     Shards that are there already are used. Raises UserError if there are no answers.
     """
-    own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
+    store = TraceStore(folders["draft"] / "answers", "answers")
     shards = shards_of(store, dialogues, config.engine.batch)
     if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
         engine, longest = opened()
@@ -163,9 +172,9 @@ def _regenerated(
             made = regenerate(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
-            if name == todo[0][1]:
-                _check_ends(made, own.new_tokens)
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
+            if seed == 0:
+                _check_ends(made, own.new_tokens)
         engine.close()
     rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]

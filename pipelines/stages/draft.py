@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.corpus import source_digest
 from nde_talf.data.text.pair import Pair, spread
@@ -27,8 +28,8 @@ from nde_talf.draft_training.training.head_evaluation import SAMPLED, held_out_r
 from nde_talf.draft_training.training.head_training import build_head, fit_head
 from nde_talf.draft_training.training_settings import OPERATIONAL, HeadConfig
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.runs.tracking import tracked
-from nde_talf.pipelines.stages.dialogues import dialogue_rows, with_self_made
+from nde_talf.pipelines.runs.tracking import Tracker
+from nde_talf.pipelines.stages.dialogues import asked_dialogues, dialogue_rows
 from nde_talf.pipelines.stages.stage import Stage
 
 REPORTED = 50  # trained rows to one that the figures are computed on: a tenth of the time
@@ -48,7 +49,7 @@ def settings(config: Config) -> dict[str, Any]:
     }
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Train the draft head and export it; return the figures for the manifest."""
     if config.model.device_map:
         raise NoHeadError(
@@ -58,35 +59,33 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         )
     folder, pair, draft = folders["draft"], Pair(folders["pair"]), config.draft
     tokenizer = load_tokenizer(pair.where("target"))
-    config = with_self_made(config, tokenizer)
+    own = asked_dialogues(config, tokenizer)
     loss = draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
     # A tree at a row's last token fits the target's context too.
     room = target.max_context - max(loss.depth, SAMPLED)
     tell_engines(build_head(target, draft))  # raises before any text is read or written
-    if config.dialogues.regenerate:
+    if own.regenerate:
         del target  # an engine writes the answers, and the device's memory is its own until then
         free_memory()
-    with tracked(config, "draft", folder) as tracker:
-        if config.dialogues.source:
-            rows, held_out = dialogue_rows(config, folders, tokenizer, room)
-        else:
-            rows, held_out = _rows_of_text(pair)
-        if config.dialogues.regenerate:
-            free_memory()
-            target = load()
-        rows, held_out = rows.cut(room), held_out.cut(room)
-        rows_of_steps = draft.steps * draft.batch * draft.accumulate * draft.devices
-        console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
-        most = draft.held_out_rows or min(12, max(1, rows_of_steps // REPORTED))
-        some, curves = spread(held_out, 2 * most), tracker.loggers("head")
-        head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
-        facts, others = _facts(config), some[1::2] or some
-        report = export_head(head, target, draft, rows, others, folder / "export", facts)
-        write_json(folder / "held_out.json", report)
-        tracker.log(report)
-        tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
+    if own.source:
+        rows, held_out = dialogue_rows(config, own, folders, tokenizer, room)
+    else:
+        rows, held_out = _rows_of_text(pair)
+    if own.regenerate:
+        free_memory()
+        target = load()
+    rows, held_out = rows.cut(room), held_out.cut(room)
+    rows_of_steps = draft.steps * draft.batch * draft.accumulate * draft.devices
+    console.print(f"{len(rows):,} rows, each {rows_of_steps / len(rows):.1f} times")
+    most = draft.held_out_rows or min(12, max(1, rows_of_steps // REPORTED))
+    some, curves = spread(held_out, 2 * most), tracker.loggers("head")
+    head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
+    facts, others = _facts(config, own), some[1::2] or some
+    report = export_head(head, target, draft, rows, others, folder / "export", facts)
+    write_json(folder / "held_out.json", report)
+    tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     tell_engines(head)
@@ -144,9 +143,8 @@ def export_head(
     return report
 
 
-def _facts(config: Config) -> dict[str, Any]:
+def _facts(config: Config, dialogues: DialogueConfig) -> dict[str, Any]:
     """Describe the text for the head's card, without paths of this machine."""
-    dialogues = config.dialogues
     texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
     own = not dialogues.source and config.data.source in (ANSWERS, SELF)
     if config.data.sets and own:

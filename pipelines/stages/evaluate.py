@@ -36,6 +36,7 @@ from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
+from nde_talf.evaluation.table import Row
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
 from nde_talf.pipelines.config.schema import (
@@ -47,14 +48,13 @@ from nde_talf.pipelines.config.schema import (
 )
 from nde_talf.pipelines.runs.manifest import MANIFEST
 from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
-from nde_talf.pipelines.runs.tracking import Tracker, read_curves, tracked
+from nde_talf.pipelines.runs.tracking import Tracker, read_curves
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import Roots
 
-MACHINES = "machines.json"
 TITLES = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
 FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
 # Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
@@ -77,7 +77,7 @@ def settings(config: Config) -> dict[str, Any]:
     }
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Decode with every method, and write the report; return the figures for the manifest."""
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     models = load_drafted(config, folders)
@@ -87,9 +87,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         console.print(notice)
     plans = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
-    _note_machine(config, folder)
     blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
-    with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
+    with threads(evaluation.threads):
         for name, bench in made.items():
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
@@ -104,31 +103,17 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
             data.sample["trained_here"] = True
         write_report(data, folder)
-        _log(tracker, data)
         tracker.report(folder)
     return {
-        setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()
+        setting: {row.method: _figures(row) for row in rows}
+        for setting, rows in data.tables.items()
     }
 
 
-def _log(tracker: Tracker, data: ReportData) -> None:
-    """Log the tables of the report."""
-    for name, rows in data.tables.items():
-        for row in rows:
-            figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
-            figures |= {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
-            tracker.log({f"{name}/{row.method}": figures})
-
-
-def _note_machine(config: Config, folder: Path) -> list[str]:
-    """Add this machine and code to those that a resumed evaluation began on, and return them."""
-    path, here = folder / MACHINES, environment(*_machine(config))
-    known = read_json(path, list[str]) if path.exists() else []
-    if (now := f"{here['conditions']}, torch {here['torch']}, {here['code']}") not in known:
-        write_json(path, known := [*known, now])
-        if known[1:]:
-            console.print(f"! resumed on another machine or version: {'; '.join(known)}")
-    return known
+def _figures(row: Row) -> dict[str, float]:
+    """Return the figures of a method for the manifest and the tracker."""
+    figures = dict(zip(("speedup", "low", "high"), row.speedup, strict=True))
+    return figures | {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
 
 
 def _machine(config: Config) -> tuple[str, str, int]:
@@ -249,11 +234,10 @@ def _policies(
 def _without_labels(config: Config) -> str:
     """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
     names = {*config.evaluation.settings} - {*config.traces.settings}
-    groups = _groups(config)
-    missing = [f"no {group}" for group in ("selector", "rules", "baselines") if group in groups]
-    if "selector" in groups:
-        missing.append(f"the static tree of {config.selector.verifiers[0]} chosen by timing")
-    return f"{', '.join(names)} not traced, so {', '.join(missing)} there" * bool(names and missing)
+    missing = {"selector", "rules", "baselines"} & _groups(config)
+    if not names or not missing:
+        return ""
+    return f"{', '.join(names)} not traced, so no {', '.join(sorted(missing))} there"
 
 
 def _groups(config: Config) -> set[str]:
@@ -303,13 +287,11 @@ def report_data(
     }
     metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
     evaluation, machine = config.evaluation, _machine(config)
-    machines = _note_machine(config, folders["evaluate"])
     measured = [
         f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
         f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
         "all trees are the draft head's" * (config.drafter == "head"),
         _without_labels(config),
-        f"on {' and then '.join(machines)}" * (len(machines) > 1),
     ]
     head = metrics.get("draft", {})
     return ReportData.of(

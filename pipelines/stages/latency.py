@@ -16,7 +16,7 @@ from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import read_manifest
 from nde_talf.pipelines.runs.run_models import load_drafted, needs, timed_on
-from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.prices import AGREE, LatencyTable
 from nde_talf.selector.profiling import Conditions, measure_latency
@@ -38,7 +38,7 @@ def settings(config: Config) -> dict[str, Any]:
     }
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Measure the latency table of the pair; return the figures for the manifest."""
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
     models, prompts = load_drafted(config, folders), pair.every_prompt()
@@ -46,8 +46,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     check_prompts(prompts, models[0], room, min(model.max_context for model in models))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
-    timing = threads(config.evaluation.threads)
-    with tracked(config, "latency", folders["latency"]) as tracker, timing:
+    with threads(config.evaluation.threads):
         text = pair.rows("held_out").flatten()[:longest].tolist()
         where = sorted({*contexts})
         console.print(f"timing steps of the loop at contexts of {where} tokens ...", style="dim")
@@ -73,7 +72,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
         if overlap and config.drafter == "lm":
             metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
-        tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", place)
     console.print(
         f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms,"

@@ -64,7 +64,7 @@ from nde_talf.draft_training.training.lm_training import (
 from nde_talf.pipelines.config.checks import sources
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import DISTIL, PASSES, Config, ModelConfig
-from nde_talf.pipelines.runs.tracking import Tracker, tracked
+from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.answers import OPENING, SelfMade, continued, sampled
 from nde_talf.pipelines.stages.stage import Stage
 
@@ -94,7 +94,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {"model": model, "data": asdict(config.data), "files": files, "seed": config.seed}
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, model = folders["pair"], config.data, config.model
     given = [*model.given.values()]
@@ -111,23 +111,19 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         check_prompts(text.prompts, models[0], room, context)
     for kind, example in first_of_each(text.prompts).items():
         framed(f"first prompt: {kind}", Text(shortened(example)))
-    with tracked(config, "pair", folder) as tracker:
-        if model.trained:
-            _train(config, folder, text, models, tracker)
-            models.clear()  # the target is not held twice
-            free_memory()
-            where = [*given, *(str(folder / role) for role in model.trained)]
-            models = load_models(where, *model.placed)
-        tokens = text.train.numel(), text.held_out.numel()
-        console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
-        with working("evaluating the models on held-out text"):
-            rows = spread(text.held_out, HELD_OUT_ROWS)
-            metrics = held_out_report(models[0], models[1] if models[1:] else None, rows)
-        target, draft = _places(model)
-        Pair(folder).write(
-            target, draft, text.prompts, data.test_prompts, text.train, text.held_out
-        )
-        tracker.log(metrics)
+    if model.trained:
+        _train(config, folder, text, models, tracker)
+        models.clear()  # the target is not held twice
+        free_memory()
+        where = [*given, *(str(folder / role) for role in model.trained)]
+        models = load_models(where, *model.placed)
+    tokens = text.train.numel(), text.held_out.numel()
+    console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
+    with working("evaluating the models on held-out text"):
+        rows = spread(text.held_out, HELD_OUT_ROWS)
+        metrics = held_out_report(models[0], models[1] if models[1:] else None, rows)
+    target, draft = _places(model)
+    Pair(folder).write(target, draft, text.prompts, data.test_prompts, text.train, text.held_out)
     _print(metrics)
     return metrics
 

@@ -1,6 +1,7 @@
 """Run the stages of a configuration that its quick checks let pass."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from nde_talf.decoding.common.errors import UserError
@@ -20,7 +21,7 @@ from nde_talf.pipelines.stages.pair import check_template
 from nde_talf.pipelines.stages.table import BY_NAME
 
 LONG = 600
-"""Stages that take more seconds print an estimate when they begin."""
+"""Seconds of a stage that says its minutes when it begins."""
 SKIPPED = (
     "skipped, as nothing drafts whose trees could be traced (model.draft=distil trains a draft"
     " model)"
@@ -38,6 +39,8 @@ def run_stages(config: Config) -> None:
     check_template(config)
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
+    if not folder.exists():  # and none is left where the first stage lacks what it needs
+        Attempt(BY_NAME[config.stages[0]], config, BY_NAME)
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base)
@@ -47,7 +50,7 @@ def run_stages(config: Config) -> None:
         for name in config.stages:
             if (seconds := 60 * left.get(name, 0)) > LONG:
                 console.print(
-                    f"! {name}: about {duration(seconds)} on this machine, an estimate from sizes"
+                    f"! {name}: about {duration(seconds)} on this machine, by sizes, not measured"
                     " (dry_run=true times passes)"
                 )
             try:
@@ -56,13 +59,13 @@ def run_stages(config: Config) -> None:
                 else:
                     Attempt(BY_NAME[name], config, BY_NAME).run(config.force)
             except NoHeadError as error:
-                _without_head(config, error)
+                config = _without_head(config, error)
             raise_swallowed()
             free_memory()
         remember(folder, config.base)
 
 
-def _without_head(config: Config, error: Exception) -> None:
+def _without_head(config: Config, error: Exception) -> Config:
     """Leave the head out of what is traced and evaluated.
 
     Raises `error` where the head was asked for.
@@ -70,6 +73,8 @@ def _without_head(config: Config, error: Exception) -> None:
     if config.stage != "all" or config.traces.drafter == "head":
         raise error
     console.print(f"· draft: skipped. {error}")
-    if not config.model.has_draft:
-        config.traces.drafter = "nobody"
-    config.evaluation.methods = [name for name in config.evaluation.methods if name != "head"]
+    methods = [name for name in config.evaluation.methods if name != "head"]
+    config = replace(config, evaluation=replace(config.evaluation, methods=methods))
+    if config.model.has_draft:
+        return config
+    return replace(config, traces=replace(config.traces, drafter="nobody"))

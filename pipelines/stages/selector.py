@@ -19,7 +19,7 @@ from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
-from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.network import Selector
@@ -36,7 +36,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {"selector": asdict(config.selector), "table": digest}
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Train, evaluate and export the selectors; return the figures for the manifest."""
     folder, asked = folders["selector"], config.selector
     models = load_drafted(config, folders)
@@ -53,7 +53,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     console.print(size)
     report = {}
     # More threads only get into each other's way.
-    with threads(1), tracked(config, "selector", folder) as tracker:
+    with threads(1):
         for name in asked.verifiers:
             export = folder / "export" / name
             training, held_out = (
@@ -70,7 +70,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             facts = {"roots": size, "latency table": asked.table}
             figures = {f"of the best static tree's tokens/s, table {asked.table}": gain}
             selector.save_pretrained(export, facts, figures)
-            tracker.log({name: {asked.table: found["all"]}})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))

@@ -23,7 +23,7 @@ from nde_talf.decoding.common.parallel import Workers
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.schema import Config, ModelConfig
 from nde_talf.pipelines.runs.run_models import load_head_draft, needs
-from nde_talf.pipelines.runs.tracking import tracked
+from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 
 SUPER_TREE_DEPTH = 17
@@ -37,7 +37,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
 
-def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Sample trajectories and write the traces; return the figures for the manifest."""
     traces, model, folder = config.traces, config.model, folders["traces"]
     prompts = _prompts(traces, Pair(folders["pair"]))
@@ -55,19 +55,17 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     if config.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")
     make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
-    with tracked(config, "traces", folder) as tracker:
-        if todo:
-            count = min(engine.workers, len(todo))
-            with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
-                # A worker looks at the models, so that this process holds no memory of a device.
-                needs = prompts, [work[i] for i in todo], folder
-                ((_, said),) = pool.map(_check_needs, [needs], 1)
-                console.print(f"{engine.name}: {said}")
-                _write(pool, work, missing, stores)
-        store = _finished(stores, len(prompts))
-        metrics = {"roots": store.roots, "shards": len(work)}
-        tracker.log(metrics)
-        tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
+    if todo:
+        count = min(engine.workers, len(todo))
+        with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
+            # A worker looks at the models, so that this process holds no memory of a device.
+            needs = prompts, [work[i] for i in todo], folder
+            ((_, said),) = pool.map(_check_needs, [needs], 1)
+            console.print(f"{engine.name}: {said}")
+            _write(pool, work, missing, stores)
+    store = _finished(stores, len(prompts))
+    metrics = {"roots": store.roots, "shards": len(work)}
+    tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
     console.print(f"{store.roots} roots in {len(work)} shards: {store.folder}/*.parquet")
     return metrics
 

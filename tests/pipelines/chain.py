@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nde_talf.decoding.common.files import write_atomically
-from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.config.schema import Config, PathsConfig, TrackingConfig
 from nde_talf.pipelines.runs.attempt import Attempt
 from nde_talf.pipelines.runs.lock import locked
 from nde_talf.pipelines.runs.manifest import MANIFEST
+from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 
 
@@ -25,12 +26,12 @@ class Chain:
         names = ("pair", "traces", "selector")
         before = {name: names[:i] for i, name in enumerate(names)}
         self.stages = {name: self._stage(name, before[name]) for name in names}
-        self.config = Config(seed=1)
-        self.config.paths.checkpoints = str(self.folder)
+        paths, tracking = PathsConfig(str(self.folder)), TrackingConfig("disabled")
+        self.config = Config(seed=1, paths=paths, tracking=tracking)
         self.done: list[str] = []
 
     def _stage(self, name: str, needs: tuple[str, ...]) -> Stage:
-        def work(config: Config, folders: dict[str, Path]) -> dict:
+        def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict:
             self.done.append(name)
             read = [(folders[other] / "made.txt").read_text() for other in needs]
             text = f"{name} {self.text} of {read}"

@@ -121,15 +121,18 @@ def miniature(preset, folder):
     rows = {role: one.get_text_config().vocab_size for role, one in models.items()}
     for seed, (role, one) in enumerate(models.items()):
         build(shrink(one, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
-        setattr(config.model, role, str(folder / role))
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-    config.data = replace(config.data, source=str(corpus), sets={}, mix={})
-    traced = config.traces.settings
-    first = [name for name in config.evaluation.settings if name in traced][:1] or traced[:1]
-    config.traces.settings = config.evaluation.settings = first
-    config.dialogues.source = None
-    return config
+    traced, asked = config.traces, config.evaluation
+    first = [name for name in asked.settings if name in traced.settings][:1] or traced.settings[:1]
+    return replace(
+        config,
+        model=replace(config.model, **{role: str(folder / role) for role in models}),
+        data=replace(config.data, source=str(corpus), sets={}, mix={}),
+        traces=replace(traced, settings=first),
+        evaluation=replace(asked, settings=first),
+        dialogues=replace(config.dialogues, source=None),
+    )
 
 
 def from_pair_to_report(preset, folder):

@@ -59,6 +59,10 @@ def config(folders, **options) -> Config:
     return Config(dialogues=dialogues, engine=EngineConfig(batch=8))
 
 
+def rows_of(config, folders, tokenizer):
+    return dialogue_rows(config, config.dialogues, folders, tokenizer, 512)
+
+
 def said(rows: TokenRows, tokenizer) -> list[str]:
     """What counts in every document, sorted."""
     counted = []
@@ -69,12 +73,12 @@ def said(rows: TokenRows, tokenizer) -> list[str]:
 
 
 def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
-    train, held_out = dialogue_rows(config(folders), folders, tokenizer, 512)
+    train, held_out = rows_of(config(folders), folders, tokenizer)
     both = said(train, tokenizer) + said(held_out, tokenizer)
     assert sorted(both) == sorted(answer + "<|eot_id|>" for answer in ANSWERS)
     assert len(held_out) and len(said(train, tokenizer)) > len(said(held_out, tokenizer))
     assert train.packed and not train.loss[train.document == PADDING].any()
-    again, _ = dialogue_rows(config(folders), folders, tokenizer, 512)
+    again, _ = rows_of(config(folders), folders, tokenizer)
     assert (train.tokens == again.tokens).all() and (train.loss == again.loss).all()
     printed = " ".join(capsys.readouterr().out.split())
     skipped = "skipped 1 without a user's turn; skipped 1 that a test prompt asks"
@@ -85,15 +89,16 @@ def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
 @pytest.mark.slow
 def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tokenizer, capsys):
     configured = config(folders, regenerate=True)
-    rows = dialogue_rows(configured, folders, tokenizer, 512)
+    rows = rows_of(configured, folders, tokenizer)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the target answered {COUNT} of {COUNT} dialogues" in printed
+    assert "none of the first 8 answers ended within" in printed
     assert not set(said(rows[0], tokenizer)) & {answer + "<|eot_id|>" for answer in ANSWERS}
     store = TraceStore(folders["draft"] / "answers", "answers")
     name = sorted(store.shards)[1]
     (store.folder / name).unlink()
     times = {path.name: path.stat().st_mtime_ns for path in store.folder.glob("*.parquet")}
-    again = dialogue_rows(configured, folders, tokenizer, 512)
+    again = rows_of(configured, folders, tokenizer)
     for before, after in zip(rows, again, strict=True):
         assert (before.tokens == after.tokens).all() and (before.loss == after.loss).all()
     assert all((store.folder / kept).stat().st_mtime_ns == time for kept, time in times.items())

@@ -48,7 +48,6 @@ def test_a_model_without_a_run_is_decoded_by_n_grams():
     where = pair_of(Run("small", "")).where("target")
     config = GenerateConfig(prompt="x", model=TargetConfig(target=where))
     assert make_decoder(config, NoRun(where), None).policy.trees == "top_k"
-    assert config.drafter == "ngram"
 
 
 def test_an_answer_begins_on_a_line_of_its_own_and_its_end_is_not_shown(tmp_path, capsys):

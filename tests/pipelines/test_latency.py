@@ -3,6 +3,7 @@ or is of another pair.
 """
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ import torch
 from nde_talf import LatencyTable
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.pipelines.config.schema import TABLE, Config
+from nde_talf.data.traces.settings import TracesConfig
+from nde_talf.pipelines.config.schema import TABLE, Config, EvaluationConfig, LatencyConfig
 from nde_talf.pipelines.runs.manifest import write_manifest
 from nde_talf.pipelines.runs.run_models import load_drafted
 from nde_talf.pipelines.stages import evaluate, latency
 from nde_talf.pipelines.stages.selector import latency_table
+from nde_talf.selector.selector_settings import SelectorConfig
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import TABLE as QUIET
@@ -39,11 +42,9 @@ def folders(tmp_path_factory):
     return {name: root / name for name in ("pair", "latency")}
 
 
-def of_this_test():
-    config = Config()
-    config.tracking.mode, config.traces.new_tokens = "disabled", 8
-    config.latency.contexts, config.latency.repeats = [16], 1
-    return config
+def of_this_test(**latency):
+    asked = LatencyConfig([16], 1, **latency)
+    return Config(traces=TracesConfig(new_tokens=8), latency=asked)
 
 
 @pytest.mark.slow
@@ -51,13 +52,12 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     monkeypatch.setattr("nde_talf.selector.prices.AGREE", 0.0)  # no two measurements are equal
     monkeypatch.setattr("nde_talf.selector.profiling.MAX_BATCHES", 2)
     monkeypatch.setattr("nde_talf.pipelines.stages.latency.AGREE", 0.0)
-    config, path = of_this_test(), folders["latency"] / TABLE
-    config.latency.accept_noise = False
+    refusing, path = of_this_test(accept_noise=False), folders["latency"] / TABLE
     with refusal(r"table\.json.*under load.*latency\.accept_noise=true"):
-        latency.work(config, folders)
+        latency.work(refusing, folders, Mock())
     assert not path.exists()
-    config.latency.accept_noise = True
-    metrics = latency.work(config, folders)
+    config = of_this_test(accept_noise=True)
+    metrics = latency.work(config, folders, Mock())
     assert metrics["path"] >= 1 and metrics["path_speedup"] > 0
     table = LatencyTable.load(path)
     assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(
@@ -66,20 +66,18 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     assert latency.settings(config) == latency.settings(
         of_this_test()
     )  # so the finished stage stays finished
-    refusing = of_this_test()
-    refusing.latency.accept_noise = False
     with refusal("under load"):
         latency_table(refusing, folders, load_drafted(refusing, folders))
     models = load_drafted(config, folders)
     for accepting in (config, of_this_test()):
         assert latency_table(accepting, folders, models) == table
-    refusing.latency.accept_noise = None
-    assert refusing.latency.accepts_noise(True) and not refusing.latency.accepts_noise(False)
+    unsaid = of_this_test().latency
+    assert unsaid.accepts_noise(True) and not unsaid.accepts_noise(False)
 
 
 def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
-    config = of_this_test()
-    config.selector.table = str(tmp_path / "own.json")
+    own = SelectorConfig(table=str(tmp_path / "own.json"))
+    config = replace(of_this_test(), selector=own)
     QUIET.save(tmp_path / "own.json")
     assert latency_table(config, folders, load_drafted(config, folders)) == QUIET
     replace(QUIET, models={"draft": [8, 3, 29]}).save(tmp_path / "own.json")
@@ -100,7 +98,6 @@ def test_a_path_pays_where_tokens_are_accepted_and_drafts_are_cheap():
 
 @pytest.mark.parametrize("asked,seconds,count", [(None, 0.01, 16), (30, 1, 30)])
 def test_a_slow_machine_decodes_fewer_prompts_unless_told_how_many(tmp_path, asked, seconds, count):
-    config = Config()
-    config.evaluation.prompts = asked
+    config = Config(evaluation=EvaluationConfig(prompts=asked))
     replace(QUIET, autoregressive=[seconds] * len(QUIET.contexts)).save(tmp_path / TABLE)
     assert evaluate._affordable(config, {"latency": tmp_path}, 8) == count

@@ -82,11 +82,8 @@ def command():
     "arguments,status,said",
     [
         (["selector.lrr=1"], 2, "selector.lrr: there is no such key. Did you mean selector.lr?"),
-        (["selector.lr=fast"], 2, "it should be a valid number"),
         (["model=tinny3"], 2, "Did you mean model=tiny3?"),
-        (["seed"], 2, "every argument is key=value"),
         (["-sc", "install=bash"], 2, "there is no such option"),
-        (["model.target=null", "model.draft=x"], 2, "model.target is not: give both"),
         (
             ["data=text", "data.source=/nope.jsonl"],
             1,

@@ -36,7 +36,7 @@ def chain(tmp_path):
     return Chain(tmp_path / "checkpoints")
 
 
-LINKS = ("", "pair", "pair.new", "pair/made.txt", "pair/inner", "pair/manifest.json", "replaced")
+LINKS = ("", "pair", "pair/made.txt", "pair/inner", "pair/manifest.json", "replaced")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ def alone(folder):
     """A target's run in one command, which is killed after the head and given again."""
     asked = ("run=alone", f"model.target={folder}/qwen3", "selector.fallback=false", *QUICK)
     dry = printed_by(folder, *asked, "dry_run=true")
-    assert "vLLM's EAGLE layout has no place for" in dry
     places = [dry.index(f"stage={name}: to do") for name in ("pair", "draft", "latency", "traces")]
     assert places == sorted(places)
     run, head = folder / "checkpoints/alone", "draft/export/model.safetensors"

@@ -4,7 +4,6 @@ is allocated.
 
 import json
 import os
-import shutil
 import warnings
 from pathlib import Path
 
@@ -12,18 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nde_talf import CausalModel, Selector
-from nde_talf.data.text.pair import Pair
-from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import memory_is_short
 from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.tensors import read_tensors
-from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT, resumable
 from nde_talf.evaluation.benchmark import Record, read_records
 from nde_talf.pipelines.commands.quiet import quiet
 from tests.refusal import refusal
-from tests.robustness.damage import apply
 
 HERE = Path(__file__).parents[1] / "fixtures"
 
@@ -75,46 +69,6 @@ def test_short_memory_is_called_that():
         warnings.warn(switched, stacklevel=1)
     told = str(unreadable("file", MemoryError(), "delete it"))
     assert "not enough memory" in told and "delete" not in told
-
-
-def changed(kind, folder, file, **fields):
-    """A copy of an export, some fields of its JSON file changed and its checksums written anew."""
-    path = Path(shutil.copytree(HERE / kind, folder / kind))
-    apply({"set": {key.replace("__", "."): value for key, value in fields.items()}}, path / file)
-    return path
-
-
-def head(folder):
-    return load_head(folder, CausalModel.load(HERE / "pair/target"))
-
-
-def prompts(folder):
-    return Pair(folder).every_prompt()
-
-
-AGAIN = r"its format is 2, and has to be 1.* again"
-REFUSED = [
-    ("head", "config.json", head, {"draft_head__sizes": {"intermediate_size": 10**12}}, "weights"),
-    # Names of shards are files that are read, written and deleted: they lie in the store's folder.
-    (
-        "traces",
-        "shards.json",
-        TraceStore,
-        {"shards": {"../a.json": {"rows": 1, "sha256": "a"}}},
-        r"shards\.json",
-    ),
-    ("selector", "config.json", Selector.from_pretrained, {"format": 2}, AGAIN),
-    ("pair", "pair.json", prompts, {"format": 2}, AGAIN),
-    ("traces", "shards.json", TraceStore, {"format": 2}, AGAIN),
-]
-
-
-@pytest.mark.parametrize("kind,file,load,changes,words", REFUSED)
-def test_values_that_cannot_be_and_other_formats_are_refused_by_name(
-    tmp_path, kind, file, load, changes, words
-):
-    with refusal(rf"{kind}.*{words}"):
-        load(changed(kind, tmp_path, file, **changes))
 
 
 def test_a_damaged_record_is_left_out_and_reported_unless_it_is_the_last(tmp_path, capsys):

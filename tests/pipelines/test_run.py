@@ -98,32 +98,6 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         )
 
 
-@pytest.mark.long
-def test_a_selector_for_the_head(finished):
-    """Traces, prices, selector and evaluation are the head's, and those of the other run are left
-    alone.
-    """
-    folder, _ = finished
-    one = ["evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
-    printed_by(folder, "run=headed", "base=default", "traces.drafter=head", *one)
-    headed = folder / "checkpoints/headed"
-    assert {path.name for path in headed.iterdir()} >= {"latency", "traces", "selector", "report"}
-    assert not (headed / "pair").exists() and not (headed / "draft").exists()
-    pairs = [
-        Selector.from_pretrained(root / "selector/export/traversal").schema.pair
-        for root in (headed, headed.parent / "default")
-    ]
-    assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
-    asked = ["prompt=x", "run=headed", "drafter=head", "policy=traversal", "new_tokens=8"]
-    assert (
-        "tokens a target pass"
-        in finish(
-            "nde_talf.pipelines.commands.generate",
-            [*asked, f"paths.checkpoints={folder}/checkpoints"],
-        ).stdout
-    )
-
-
 def test_a_head_learns_from_dialogues(finished, tmp_path):
     folder, _ = finished
     chats = tmp_path / "chats.jsonl"
@@ -238,10 +212,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     greedy = {row["method"] for row in results["tables"]["T=0"]}
     assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
     assert not any("SpecTr" in name for name in greedy)
-    assert (
-        "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there"
-        in results["measured"]
-    )
+    assert "t0 not traced, so no rules, selector there" in results["measured"]
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").open()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {
         p["kind"] for p in written

@@ -1,5 +1,7 @@
 """A run without data: a target writes its prompts, its text and its dialogues, each of them once."""
 
+from unittest.mock import Mock
+
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -10,7 +12,7 @@ from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.runs.record import completed
 from nde_talf.pipelines.stages import pair
-from nde_talf.pipelines.stages.dialogues import dialogue_rows, with_self_made
+from nde_talf.pipelines.stages.dialogues import asked_dialogues, dialogue_rows
 from tests.data.chat_templates import template
 from tests.draft_training.heads import tiny_target
 
@@ -46,12 +48,13 @@ def test_a_chat_model_asks_and_answers_and_is_not_asked_twice(target, tmp_path, 
     folder, tokenizer = target
     folders = {name: tmp_path / name for name in ("pair", "draft")}
     folders["pair"].mkdir()
-    config = with_self_made(configured(folder), tokenizer)
-    assert config.dialogues.source == "self" and config.dialogues.regenerate
+    config = configured(folder)
+    own = asked_dialogues(config, tokenizer)
+    assert own.source == "self" and own.regenerate
     both = []
     for _ in range(2):
-        pair.work(config, folders)
-        both.append(dialogue_rows(config, folders, tokenizer, 250))
+        pair.work(config, folders, Mock())
+        both.append(dialogue_rows(config, own, folders, tokenizer, 250))
         monkeypatch.delattr(TransformersEngine, "sample", raising=False)
     made, again = both
     assert all((a.tokens == b.tokens).all() for a, b in zip(made, again, strict=True))
@@ -74,8 +77,8 @@ def test_a_base_model_writes_text_and_prompts_are_cut_from_what_is_held_out(targ
     options = {"data.prompt_tokens": "[2,40]", "data.held_out": 0.4, "data.self_made.tokens": 48}
     options |= {"data.self_made.count": 6 * COUNT, "data.prompt_count": 4}
     config = configured(folder, **options)
-    assert with_self_made(config, tokenizer) is config
-    pair.work(config, {"pair": tmp_path / "pair"})
+    assert asked_dialogues(config, tokenizer) is config.dialogues
+    pair.work(config, {"pair": tmp_path / "pair"}, Mock())
     stored = Pair(tmp_path / "pair")
     assert len(stored.rows("train")) and len(stored.rows("held_out"))
     assert len(stored.every_prompt()) == 4
