@@ -42,7 +42,7 @@ from nde_talf.decoding.models.end_tokens import up_to_end
 from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
-from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
+from nde_talf.evaluation.benchmark import Record, Task, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
 from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
 from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
@@ -131,10 +131,10 @@ class Table:
         """Make the parts of the methods; the head drafts for all."""
         rules = [*self.selectors] or ["traversal"]
         return Bench(
-            self.target,
-            self.head,
-            SamplingSetting(temperature),
-            Tuner(self.file("tuned", temperature), self.options.new_tokens, self.tuning),
+            target=self.target,
+            draft=self.head,
+            setting=SamplingSetting(temperature),
+            tune=Tuner(self.file("tuned", temperature), self.options.new_tokens, self.tuning),
             tuned=True,
             rules=rules,
             selectors={n: own for n, own in self.selectors.items() if temperature or n == rules[0]},
@@ -147,9 +147,9 @@ class Table:
         texts = sum(count + trials(size, len(self.tuning)) for size in (1, 1, *grids))
         texts += count * len(grids) * self.compares(temperature)
         plain = plan_methods(replace(bench, tune=Tuner(Path(), SHORT, [])), set()).methods[BASELINE]
-        plain(self.tuning[0], 0, "")
+        plain(Task(self.tuning[0]))
         began = time.process_time()
-        plain(self.tuning[0], 0, "")
+        plain(Task(self.tuning[0]))
         return texts * (time.process_time() - began) / 60 * self.options.new_tokens / SHORT
 
     def compares(self, temperature: float) -> bool:

@@ -159,8 +159,9 @@ def _served(head: EagleHead) -> dict[str, Any]:
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums and a model card, atomically.
+    """Write `head` to `folder` with checksums and a model card, atomically.
 
+    Weights are float32, or a half-precision head's own dtype.
     An older head in it is replaced. Returns the folder.
     """
     folder = Path(folder)
@@ -176,11 +177,14 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     if head.own_matrix is None and head.vocabulary is not None:
         layout = layout_of(head.vocabulary.cpu(), head.target.vocab_size)
         config[NOTE]["d2t"] = layout["d2t"].tolist()
+    dtype = head.dtype if head.dtype.itemsize == 2 else torch.float32
     weights = {
-        name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        .detach()
+        .cpu()
+        .contiguous()
         for name, tensor in head.file_weights().items()
     }
-
     vectors = vectors_of(head)
 
     def write(partial: Path) -> None:
