@@ -240,23 +240,21 @@ def _print_stages(config: Config) -> None:
 
 def _states(config: Config) -> dict[str, str]:
     """Describe the state of each stage that is asked for."""
-    to_do = set[str]()
-    return {name: _state(BY_NAME[name], config, to_do) for name in config.stages}
+    states = dict[str, str]()
+    for name in config.stages:
+        states[name] = _state(BY_NAME[name], config, states)
+    return states
 
 
-def _state(stage: Stage, config: Config, to_do: set[str]) -> str:
-    """Say whether a stage is finished, left out, or to do, and then add it to those `to_do`.
-
-    A stage is made again once one that it needs is.
-    """
+def _state(stage: Stage, config: Config, earlier: dict[str, str]) -> str:
+    """Say whether a stage is finished, left out, or to do: with `earlier` ones that it needs."""
     folder = locate(stage, config)
     if stage.name in OF_DRAFTER and config.drafter == "nobody":
         return "skipped: nothing drafts (traces.drafter=nobody)"
     if stage.name == "draft" and config.model.device_map:
         return "skipped: no head is trained beside a target on several devices (model.device_map)"
-    again = config.force or not to_do.isdisjoint(stage.needs(config))
+    again = config.force or TO_DO in map(earlier.get, stage.needs(config))
     if again or not (folder / MANIFEST).exists():
-        to_do.add(stage.name)
         return TO_DO
     if other := changed(read_manifest(folder), plain(stage.settings(config))):
         return f"finished with other settings ({told(other)}): give force=true, or leave them out"

@@ -8,7 +8,7 @@ import pytest
 
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.draft_training.model.families import NoHeadError
+from nde_talf.draft_training.model.families import NoHeadError, family_named
 from nde_talf.pipelines.config.schema import Config, ModelConfig
 from nde_talf.pipelines.runs.finished import COMMAND
 from nde_talf.pipelines.runs.manifest import BEGUN, MANIFEST
@@ -168,3 +168,9 @@ def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
     assert names == ["transformers", "vllm", "transformers"]
     with refusal("CUDA_VISIBLE_DEVICES"):
         chosen_engine(replace(config.engine, name="vllm"), models[2], 9)
+
+
+def test_a_head_that_vllm_has_no_layer_for_is_told(capsys):
+    for layer in ("family", "llama"):
+        draft.tell_engines(Mock(family=family_named("qwen3", layer)))
+    assert capsys.readouterr().out.count("vLLM's EAGLE") == 1
