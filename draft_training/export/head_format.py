@@ -138,9 +138,16 @@ def _identity(target: CausalModel) -> dict[str, int | str]:
     }
 
 
+def _held_in(head: EagleHead) -> torch.dtype:
+    """Return the dtype of the exported weights."""
+    return head.dtype if head.dtype.itemsize == 2 else torch.float32
+
+
 def _served(head: EagleHead) -> dict[str, Any]:
     """Return config.json of a head, without our note."""
-    config = served_config(head.config, head.family) | {"dtype": "float32"}
+    config = served_config(head.config, head.family) | {
+        "dtype": str(_held_in(head)).removeprefix("torch.")
+    }
     if head.feature_layers:
         config |= {
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -177,7 +184,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     if head.own_matrix is None and head.vocabulary is not None:
         layout = layout_of(head.vocabulary.cpu(), head.target.vocab_size)
         config[NOTE]["d2t"] = layout["d2t"].tolist()
-    dtype = head.dtype if head.dtype.itemsize == 2 else torch.float32
+    dtype = _held_in(head)
     weights = {
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor)
         .detach()
