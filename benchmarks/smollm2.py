@@ -7,7 +7,7 @@ export a rule. --data holds MT-bench, Alpaca and GSM8K (`FILES`), which are not 
 questions in `smollm2_prompts.jsonl` the model asked itself: `pipelines.stages.answers.SelfMade`
 with seed 65, in shards of 32, and else the defaults of data=self. Of every kind the first questions
 by SHA-256 are decoded; the next ones tune, by time in the loop and at each temperature, the head's
-trees, n-grams and prompt lookup. --dialogues: the folder that the head learned from, which may hold
+trees, n-grams and prompt lookup. --dialogues: the file that the head learned from, which may hold
 none of the prompts.
 
 All methods of a prompt are decoded side by side. OUT holds what was measured, so that a killed
@@ -29,8 +29,9 @@ from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch
 import torch
 
 from benchmarks import decode
-from benchmarks.head_legs import documents_in
 from benchmarks.timing import doubts, parser_of, report
+from nde_talf.data.dialogues.read import read_dialogues
+from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.text.conversation import USER
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt
@@ -108,20 +109,22 @@ class Table:
         self.prompts, self.tuning = list[Prompt](), list[list[int]]()
         tokenizer = load_tokenizer(target)
         template = ChatTemplate(tokenizer, "TARGET")
-        learned = documents_in(options.dialogues, Path(target)) if options.dialogues else []
+        learned = set[str]()
+        if options.dialogues:
+            dialogues, _ = read_dialogues(DialogueConfig(source=str(options.dialogues)), 0)
+            learned = {own["content"] for each in dialogues for own in each.messages}
         files = {kind: options.data / name for kind, name in FILES.items()} | {"self-made": OWN}
         for kind, file in files.items():
             prompts = []
             for question in first(file, options.prompts + options.tuning):
+                if question in learned:
+                    raise UserError(f"{options.dialogues} holds {question!r}.")
                 turns = [{"role": USER, "content": question}]
                 text = template.render(turns, add_generation_prompt=True)
                 prompts.append(make_prompt(kind, text, True, digest(question)))
             prompts = encode_prompts(prompts, tokenizer, special=True)
             self.prompts += prompts[: options.prompts]
             self.tuning += [prompt.tokens for prompt in prompts[options.prompts :]]
-        for asked in (prompt.tokens for prompt in self.prompts):
-            if any(each.tokens[: len(asked)] == asked for each in learned):
-                raise UserError(f"{options.dialogues} holds {tokenizer.decode(asked)!r}.")
 
     def file(self, name: str, temperature: float) -> Path:
         """Return the place of a measurement."""
