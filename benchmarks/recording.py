@@ -84,11 +84,13 @@ def record(
     return Recording(shown, text[len(prompt[1]) :], shown[-1][0], trees)
 
 
-def appearing(at: float, total: float) -> str:
-    """Return an animation that shows its element from `at` on."""
+def appearing(at: float, total: float, until: float | None = None) -> str:
+    """Return an animation that shows its element from `at` on, to the end or `until`."""
+    times = [0.0, at / total] + ([] if until is None else [until / total])
+    values = "0;1" if until is None else "0;1;0"
     return (
-        f'<animate attributeName="opacity" calcMode="discrete" dur="{total:.2f}s" values="0;1"'
-        f' keyTimes="0;{at / total:.4g}" repeatCount="indefinite"/>'
+        f'<animate attributeName="opacity" calcMode="discrete" dur="{total:.2f}s" values="{values}"'
+        f' keyTimes="{";".join(f"{t:.4g}" for t in times)}" repeatCount="indefinite"/>'
     )
 
 
