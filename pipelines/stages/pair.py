@@ -220,7 +220,7 @@ def _read(config: Config, folder: Path, models: Sequence[CausalModel], context: 
         _answer(config, folder, text, models[0].max_context, engine)
     elif config.model.draft == DISTIL and source != SELF:
         store, rows = (
-            TraceStore(folder / "answers", "train"),
+            TraceStore(folder / "answers/train", "train"),
             spread(text.train, answers_to_learn(config)),
         )
         most = min(config.data.answer_tokens, models[0].max_context - OPENING)
@@ -326,7 +326,10 @@ def _answer(
     most = min(data.answer_tokens, context - max(map(len, traced)))
 
     def rows(side: str, asked: list[list[int]], count: int) -> Tensor:
-        store, repeated = TraceStore(folder / "answers", side), [*islice(cycle(asked), count)]
+        store, repeated = (
+            TraceStore(folder / "answers" / side, side),
+            [*islice(cycle(asked), count)],
+        )
         texts = sampled(store, engine, repeated, config.seed, most, size)
         return in_rows(texts, end, config.model.length)
 
