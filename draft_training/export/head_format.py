@@ -226,7 +226,7 @@ def load_head(
     head's, or if it was trained beside another target.
     """
     folder = export_folder(folder)
-    config = read_json(folder / CONFIG, again="give the folder that stage=draft exported")
+    config = read_json(folder / CONFIG, again="give the head's folder, which stage=draft exported")
     # with checksums it is an export that lost its note
     if NOTE not in config and not (folder / CHECKSUMS).exists():
         return load_layout(folder, config, target, dtype)
@@ -239,6 +239,11 @@ def load_head(
     note = FORMAT.load_folder(folder, note, folder / CONFIG)
     own = _same_target(folder, note, target, any_weights)
     head = load_layout(folder, config, target, dtype, (note["layer"], note["sizes"]))
+    if head.family.name != note["layer"]:
+        raise UserError(
+            f"{folder / CONFIG}: there is no layer {note['layer']!r} beside this target. Take a"
+            " good copy, or export the head again."
+        )
     if "d2t" in note:
         known = {"d2t": torch.tensor(note["d2t"])}
         head.vocabulary = vocabulary_in(known, target.vocab_size, str(folder)).to(head.device)
