@@ -7,7 +7,6 @@ position and the times of its passes follows the best length of a path.
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -24,6 +23,7 @@ from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.evaluation.benchmark import Record, Task
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.speed_estimate import TimedPath
 from nde_talf.evaluation.table import acceptance_by_position, histogram
 
 PATH, TREE = Action(1, 0, 8), Action(3, 1, 3)
@@ -93,40 +93,10 @@ def decode(
     return records
 
 
-@dataclass(frozen=True)
-class Path:
-    """Figures of a decoded path, which tell of every shorter one.
-
-    Attributes:
-        acceptance: fraction of steps that accepted a token at each position.
-        plain: seconds of a step of plain decoding.
-        draft: seconds of drafting, a token.
-        step: seconds of the other parts of a step with the whole path.
-    """
-
-    acceptance: list[float]
-    plain: float
-    draft: float
-    step: float
-
-    @classmethod
-    def of(cls, path: Sequence[Record], plain: Sequence[Record]) -> "Path":
-        """Read it off the records of a path of `PATH` and of plain decoding."""
-        steps, drafting = sum(one.steps for one in path), sum(one.phases["draft"] for one in path)
-        rest = sum(one.seconds for one in path) - drafting
-        alone = sum(one.seconds for one in plain) / sum(one.steps for one in plain)
-        rates = acceptance_by_position(histogram([*path]))
-        return cls(rates, alone, drafting / steps / PATH.depth, rest / steps)
-
-    def gain(self, length: int) -> float:
-        """Return the speed-up of a path over plain decoding.
-
-        The target's part of a step grows evenly with the length, from plain decoding's.
-        """
-        step = self.plain + (self.step - self.plain) * length / PATH.depth + length * self.draft
-        return (1 + sum(self.acceptance[:length])) * self.plain / step
-
-    @property
-    def best(self) -> int:
-        """The fastest length; 0 for plain decoding."""
-        return max(range(PATH.depth + 1), key=self.gain)
+def timed_path(path: Sequence[Record], plain: Sequence[Record]) -> TimedPath:
+    """Read a `TimedPath` off the records of `PATH` and of plain decoding."""
+    steps, drafting = sum(one.steps for one in path), sum(one.phases["draft"] for one in path)
+    rest = sum(one.seconds for one in path) - drafting
+    alone = sum(one.seconds for one in plain) / sum(one.steps for one in plain)
+    rates = acceptance_by_position(histogram([*path]))
+    return TimedPath(PATH.depth, rates, alone, drafting / steps / PATH.depth, rest / steps)

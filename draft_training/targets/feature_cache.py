@@ -1,7 +1,7 @@
 """The target's features along training rows, computed once and kept in files.
 
 A head sees its rows several times, and the target is frozen. From the second time on a step along
-the text needs no pass of the target, which takes more than half of the step.
+the text needs no pass of the target.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,11 @@ from pathlib import Path
 from shutil import disk_usage
 
 import torch
+from rich.filesize import decimal
 from torch import Tensor
 
 from nde_talf.data.dialogues.token_rows import TokenRows
+from nde_talf.decoding.common.progress import console
 
 Features = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -69,6 +71,10 @@ class FeatureCache:
         size, free = count * sum(each[0].nbytes for each in states), disk_usage(self._folder).free
         if not own and 2 * size > free:
             return []
+        console.print(
+            f"the target's features are kept in {self._folder} until the training ends:"
+            f" {decimal(size)}"
+        )
         kinds = [((count, *each.shape[1:]), each.dtype) for each in states]
         kinds.append(((count,), torch.uint8))
         return [

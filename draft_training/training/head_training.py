@@ -260,8 +260,8 @@ def fit_head(
     options: dict[str, Any] = {}
     if config.devices > 1:
         options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
-    cache = None
-    if config.rows_along() >= 2 * len(rows):
+    cache = None  # on a GPU a pass may be faster than a disk
+    if target.device.type == "cpu" and config.rows_along() >= 2 * len(rows):
         cache = module.along = FeatureCache(module.along, rows, folder, not resumable(folder))
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(

@@ -24,11 +24,12 @@ from nde_talf.evaluation.probe import (
     PATH,
     PROMPTS,
     TEXT,
-    Path,
     decode,
     methods,
+    timed_path,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from nde_talf.evaluation.speed_estimate import TimedPath
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
@@ -103,7 +104,7 @@ def _print(config: Config, records: list[Record], asked: int, target: CausalMode
             console.print(f"accepted by position, {name}: {' '.join(f'{x:.2f}' for x in rates)}")
     path = None
     if DRAFTED_PATH in methods:
-        path = Path.of(methods[DRAFTED_PATH], methods[BASELINE])
+        path = timed_path(methods[DRAFTED_PATH], methods[BASELINE])
         console.print(
             f"price of a drafted token: {path.draft / path.plain:.2f} of a step without draft;"
             f" {PATH.depth} of them cost the target {path.step / path.plain:.2f} steps"
@@ -113,7 +114,7 @@ def _print(config: Config, records: list[Record], asked: int, target: CausalMode
         console.print(f"! {NOT_TRUSTED}: plain decoding over itself reads {times(control)}")
 
 
-def _table(config: Config, rows: list[Row], path: Path | None, target: CausalModel) -> Table:
+def _table(config: Config, rows: list[Row], path: TimedPath | None, target: CausalModel) -> Table:
     """Tabulate what was decoded, what follows for paths, and what would have to be trained."""
     table = Table("", "over plain", "training", "memory", title="what to expect", box=SIMPLE)
     models = pair_without_weights(config.model)
