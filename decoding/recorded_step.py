@@ -1,6 +1,6 @@
 """A step of a delayed tree as a few functions over fixed buffers, which CUDA graphs can hold.
 
-    upload → advance → level, level, ... → target → table → transfer → the rule, on the host
+    upload → advance → level, level, ... → score → table → transfer → the rule, on the host
 
 `advance` commits what the last step accepted and runs it through the draft; `level` draws the
 tokens of a level and runs them; `score` runs all nodes through the target; `table` finds the
@@ -113,7 +113,7 @@ class RecordedSteps:
     """Buffers and graphs of a pair, its settings and a rule; they serve one sequence at a time.
 
     Args:
-        decoder: of which `why_not` found nothing.
+        decoder: one whose steps can be recorded (`why_not` returns nothing).
         setting: the target's.
         passes: the target's, and the draft's.
         drafter: at a root, or None.

@@ -20,9 +20,9 @@ Features = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 class FeatureCache:
-    """Calls `compute` for rows that are new, and else returns what it returned for them.
+    """Computes the features of a row once, and reads them from files afterwards.
 
-    A killed training finds its files again, and so the same numbers.
+    A resumed training finds the files again, and so the same numbers.
 
     Args:
         compute: tokens [B, L] and their documents -> the target's hidden states [B, L, H] and a
