@@ -10,7 +10,7 @@ command line the name chooses the dataclass, and its other keys follow:
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
@@ -101,7 +101,14 @@ class HassLoss(EagleLoss):
     """Number of tokens in the distillation term (HASS's K)."""
 
 
-Loss = Annotated[TalfLoss | HassLoss | EagleLoss, Field(discriminator="name")]
+def _as_made(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Take a loss that was made in Python, one of a class of your own too, as it is."""
+    return value if isinstance(value, TalfLoss | EagleLoss) else check(value)
+
+
+Loss = Annotated[
+    TalfLoss | HassLoss | EagleLoss, Field(discriminator="name"), WrapValidator(_as_made)
+]
 
 
 @settings(kw_only=True)
