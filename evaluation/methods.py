@@ -58,7 +58,6 @@ from nde_talf.evaluation.tuning import (
     Tuner,
     configuration,
 )
-from nde_talf.selector.entropy_policy import EntropyRule
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.profiling import drafter_of
@@ -334,18 +333,15 @@ def traced_rules(bench: Bench) -> Iterator[Method]:
 
 
 def baselines(bench: Bench) -> Iterator[Method]:
-    """Yield cheap rules that choose trees: by entropy, by domain.
+    """Yield the cheap rule that chooses trees by domain.
 
-    A rule that always chooses one tree equals that tree's static method.
+    If it always chooses one tree, it equals that tree's static method.
     """
     labels = bench.labels
     if labels is None:
         return
     rule, title = bench.main, TITLES[bench.main]
     static = labels.ranked(rule, 1)[0] if bench.greedy else bench.fastest(bench.best_static(rule))
-    entropy = EntropyRule.fit(labels.priced(rule), labels.index)
-    name, alike = f"{title}, by entropy", _one_tree(rule, entropy.chosen_trees)
-    yield _only("static trees by entropy", name, bench.ours(name, entropy, rule, {}, None, alike))
     trees = _domain_trees(bench, labels)
 
     def by_domain(title: str, new_tokens: int) -> Generate:

@@ -13,10 +13,11 @@ from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.beam import Beam
 from nde_talf.decoding.policies.salf import Salf
 from nde_talf.decoding.sampling.rng import SamplingSetting
-from nde_talf.selector.entropy_policy import MIN_ROOTS
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots
 
+MIN_ROOTS = 30
+"""Fewest roots of a domain with a tree of its own."""
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 PATHS = torch.tensor([tree.k == 1 and tree.depth > 0 for tree in TREES])
 STATIC = {

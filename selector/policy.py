@@ -17,7 +17,6 @@ from nde_talf.decoding.policies.delayed import draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LONGEST, LatencyTable, StepCosts
 
@@ -63,22 +62,11 @@ class NeuralPolicy(TreePolicy):
         return SamplingSetting(*setting) if setting else None
 
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
-        """Warn where a decoder differs from the selector's training.
+        """Warn where drafts are warped otherwise than in the selector's training.
 
-        Its text stays lossless, but its trees may be poor.
+        The text stays lossless, but its trees may be poor.
         """
         schema = self.selector.schema
-        draft = None if drafter is None else drafter.model
-        for role, model in (("target", target), ("draft", draft)):
-            known = schema.pair.get(role)
-            if known and model is not None and not same_model(known, fingerprint(model)):
-                warnings.warn(
-                    f"selector: it was trained for another {role} than {model.name}, so the trees"
-                    " it chooses may be poor ones. The text stays lossless. Load the selector of"
-                    " this pair, or train one (stage=selector).",
-                    Advice,
-                    stacklevel=3,
-                )
         if schema.draft_setting != () and draft_setting != self.draft_setting:
             now, trained = (
                 f"at {setting}" if setting else "as the target is"

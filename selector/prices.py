@@ -26,7 +26,6 @@ from nde_talf.decoding.common.files import write_sealed
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.selector.fingerprint import sizes
 
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
@@ -38,6 +37,11 @@ LONGEST = 1 << 14  # longest context that a decoder prices
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 EVERY_TREE = range(len(TREES))
+
+
+def sizes(model: CausalModel) -> list[int]:
+    """Return hidden size, layers and vocabulary, which identify the models of a latency table."""
+    return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
 
 
 def _rising(axis: list[int]) -> list[int]:

@@ -37,8 +37,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.selector.fingerprint import sizes
-from nde_talf.selector.prices import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
+from nde_talf.selector.prices import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, sizes
 from nde_talf.selector.table_fit import PROBES, Probed, fit_table, rising
 
 MAX_BATCHES = 5

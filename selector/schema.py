@@ -1,6 +1,6 @@
 """Schema of a selector: its models, rule and sampling settings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -35,7 +35,6 @@ def selectable(name: str, where: str) -> Verifier:
     return VERIFIERS[name]
 
 
-Role = Annotated[str, Field(pattern="^(target|draft)$")]
 Setting = tuple[Annotated[float, Field(ge=0)], Share]
 """Temperature and top-p."""
 
@@ -61,7 +60,6 @@ class SelectorSchema:
         pricing: "table", or "eq11", see `StepCosts`.
         draft_setting: (temperature, top-p) that drafts were warped with; None: the target's; empty:
             unknown.
-        pair: fingerprints of the models, "target" and "draft"; empty: unknown.
     """
 
     target_hidden: Natural
@@ -75,7 +73,6 @@ class SelectorSchema:
     dropout: Proper = 0.1
     pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
     draft_setting: Setting | tuple[()] | None = ()
-    pair: dict[Role, Annotated[list[float], Field(min_length=1)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         selectable(self.verifier, "selector")

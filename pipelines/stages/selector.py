@@ -21,7 +21,6 @@ from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
 from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
-from nde_talf.selector.fingerprint import fingerprint
 from nde_talf.selector.network import Selector
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import LatencyTable
@@ -42,10 +41,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     models = load_drafted(config, folders)
     table = latency_table(config, folders, models)
     raw = config.traces.draft_temperature == "raw"
-    origin: dict[str, Any] = {
-        "draft_setting": (RAW.temperature, RAW.top_p) if raw else None,
-        "pair": dict(zip(("target", "draft"), map(fingerprint, models), strict=True)),
-    }
+    drawn = (RAW.temperature, RAW.top_p) if raw else None
     splits = roots_of(folders["traces"], config.traces.verifiers)
     if asked.features == "draft":
         splits = draft_only(splits[0]), draft_only(splits[1])
@@ -62,7 +58,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             selector, crossed = train_selector(
                 training, held_out, asked, folder / "training" / name, tracker.loggers(name), name
             )
-            selector.schema = replace(selector.schema, **origin)
+            selector.schema = replace(selector.schema, draft_setting=drawn)
             _tell(name, splits[0].settings, selector, crossed)
             found = evaluate_offline(selector, training, held_out)
             report[name] = {asked.table: found}

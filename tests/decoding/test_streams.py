@@ -34,7 +34,6 @@ from nde_talf import (
 )
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.policies.dynatree import DynaTreeConfig
-from nde_talf.selector.entropy_policy import EntropyRule
 from nde_talf.selector.schema import SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
@@ -68,10 +67,6 @@ POLICIES = {
     "autoregressive": (Autoregressive, "nss"),
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "specinfer"),
     "mean": (lambda: FollowMean(1, 2, 5), "traversal"),
-    "entropy": (
-        lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]),
-        "traversal",
-    ),
     "dynatree": (
         lambda: DynaTree(
             DynaTreeConfig(nodes=9, depth=2, max_depth=5, window=3, prune=0.0, stop=0.001)

@@ -103,7 +103,6 @@ def test_a_plan_decodes_each_method_once(bench):
     assert plan.same == {
         "NaiveTree (1, 0, 4)": "SpecInfer (1, 0, 4)",
         "Naive (1, 0, 4)": "SpecInfer (1, 0, 4)",
-        "Traversal, by entropy": "Traversal (2, 0, 3)",
         "Traversal, by domain": "Traversal (2, 0, 3)",
     }
     assert plan.roles[STATIC_TREE.format("traversal")].method == "Traversal (2, 0, 3)"

@@ -6,12 +6,12 @@ import torch
 
 from nde_talf import LatencyTable
 from nde_talf.decoding.actions import TREES
-from nde_talf.selector.entropy_policy import ENTROPY
 from nde_talf.selector.roots import ROOT_SCALARS, PricedRoots, Roots
 from nde_talf.selector.schema import SelectorSchema
 from nde_talf.selector.selector_settings import SelectorConfig
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
+ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 DEPTH = torch.tensor([tree.depth for tree in TREES])
 
 

@@ -21,10 +21,9 @@ from nde_talf import (
 from nde_talf.decoding.actions import TREE_INDEX
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.sampling.sampling_setting import RAW
-from nde_talf.selector.fingerprint import fingerprint, same_model
 from nde_talf.selector.profiling import disagreement_of, measure_latency
 from nde_talf.selector.table_fit import PROBES, Probed, fit_table
-from tests.decoding.pairs import tiny_model, tiny_pair
+from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
 from tests.selector.examples import TABLE, schema
 
@@ -117,10 +116,9 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_decoder_of_another_pair_or_draft_temperature_is_warned_of():
+def test_a_decoder_of_another_draft_temperature_is_warned_of():
     target, draft = tiny_pair(16)
-    pair = {"target": fingerprint(target), "draft": fingerprint(draft)}
-    policy = NeuralPolicy(Selector(schema(16, 16, draft_setting=None, pair=pair)), TABLE)
+    policy = NeuralPolicy(Selector(schema(16, 16, draft_setting=None)), TABLE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
@@ -132,16 +130,3 @@ def test_a_decoder_of_another_pair_or_draft_temperature_is_warned_of():
         Advice, match="drafts warped as the target is, and this decoder warps them at T=1"
     ):
         SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier, RAW)
-    with pytest.warns(Advice, match="another draft than tiny"):
-        SpeculativeDecoder(target, LMDrafter(tiny_model(16, seed=5)), policy, policy.verifier)
-
-
-def test_a_fingerprint_survives_half_precision_and_knows_other_weights():
-    model, other = tiny_model(16), tiny_model(16, seed=3)
-    before = fingerprint(model)
-    assert same_model(before, fingerprint(tiny_model(16))) and not same_model(
-        before, fingerprint(other)
-    )
-    assert not same_model(before, fingerprint(tiny_model(16, layers=2)))
-    model.module.to(torch.bfloat16)
-    assert same_model(before, fingerprint(model))

@@ -23,7 +23,6 @@ from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.sampling.rng import warp
-from nde_talf.selector.entropy_policy import ENTROPY, EntropyRule
 from nde_talf.selector.export import VECTORS
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import StepCosts
@@ -173,15 +172,6 @@ def test_scalar_features_are_entropies_divergences_and_a_distance():
     }
     for name, feature in zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True):
         assert torch.allclose(feature, expected[name].sum(-1)), name
-
-
-def test_the_rule_by_entropy_is_fitted_on_what_it_looks_at():
-    training, validation = priced(800, 0), priced(100, 1)
-    rule = EntropyRule.fit(training, 0)
-    assert rule.chosen_trees[0].depth == 16 and rule.chosen_trees[-1].depth <= 1
-    chosen = rule.choose(validation.roots.scalars[:, ENTROPY])
-    good = torch.tensor([kind == "good" for kind in validation.roots.kind])
-    assert (DEPTH[chosen][good] == 16).float().mean() > 0.9
 
 
 def test_traces_that_cannot_be_learnt_from_are_named():
