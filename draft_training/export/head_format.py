@@ -3,7 +3,7 @@
 `model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without
 an input layer norm. Embedding and lm_head stay the target's. `config.json` is the config of one
 layer with one more key, `draft_head`, which other loaders ignore: the format, the family of the
-layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2 layers have a
+layer, and a fingerprint of the target. Llama and Qwen2 layers have a
 Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It cannot hold a
 soft cap, which changes the head's probabilities in vLLM, but neither its most likely tokens nor the
 text. Layers with more norms (Qwen3, Gemma 2 and 3) have their own config, which vLLM's EAGLE
@@ -53,7 +53,6 @@ class Note(TypedDict):
     layer: str
     hidden_size: int
     vocab_size: int
-    lm_head_signs_sha256: str
     target_signs_sha256: str
     trained_in: str | None
     sizes: dict[str, Any]
@@ -63,21 +62,15 @@ class Note(TypedDict):
 FORMAT = Format("draft head", "export the head again with stage=draft force=true", Note)
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size,
-lm_head_signs_sha256, target_signs_sha256, trained_in (the precision, or null), sizes (fields of the
+target_signs_sha256, trained_in (the precision, or null), sizes (fields of the
 layer's configuration that differ from the target's, as inherited from a published head), and d2t
 for a draft vocabulary on the target's readout (see `draft_vocab`; an engine drafts from the whole
 readout).
 """
 
-SIGNS = ("lm_head_signs_sha256", "target_signs_sha256")
-_DIFFERS = {
-    "hidden_size": "hidden_size",
-    "vocab_size": "vocab_size",
-    "lm_head_signs_sha256": "lm_head",
-    "target_signs_sha256": "set of weights in its layers",
-}
+SIGNS = "target_signs_sha256"
 SAMPLE = 4096
-"""Most numbers of a weight in `target_fingerprint`."""
+"""Most numbers of a weight in `fingerprint`."""
 
 LOOP = """
 ```python
@@ -105,20 +98,9 @@ def _sign_bits(numbers: Tensor) -> bytes:
 
 
 def fingerprint(target: CausalModel) -> str:
-    """Hash the signs of the target's lm_head weights (sha256, hexadecimal).
-
-    It is the same in float32, bfloat16 and float16.
-    """
-    return hashlib.sha256(
-        b"".join(_sign_bits(rows) for rows in target.readout.weight.split(4096))
-    ).hexdigest()
-
-
-def target_fingerprint(target: CausalModel) -> str:
     """Hash all weights' names and shapes and the signs of some numbers of each (sha256).
 
-    It is the same in float32, bfloat16 and float16, and differs after further training with the
-    same lm_head.
+    It is the same in float32, bfloat16 and float16, and differs after further training.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(target.module.named_parameters()):
@@ -133,8 +115,7 @@ def _identity(target: CausalModel) -> dict[str, int | str]:
     return {
         "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size,
-        "lm_head_signs_sha256": fingerprint(target),
-        "target_signs_sha256": target_fingerprint(target),
+        SIGNS: fingerprint(target),
     }
 
 
@@ -263,15 +244,16 @@ def _same_target(
     for key, value in _identity(target).items():
         if note[key] == value:
             continue
-        if any_weights and key in SIGNS:
+        if any_weights and key == SIGNS:
             console.print(
                 f"! {folder}: the head was trained for other weights than {target.name}'s, such as"
                 " another quantisation: fewer drafts are accepted, and the text is as exact.",
                 soft_wrap=True,
             )
             return False
+        other = "set of weights" if key == SIGNS else key
         raise UserError(
-            f"{folder}: the head was trained beside a target with another {_DIFFERS[key]} than"
+            f"{folder}: the head was trained beside a target with another {other} than"
             f" {target.name}'s. Use the target it was trained with, or train a head for this"
             " one."
         )

@@ -18,7 +18,7 @@ def folder(target, tmp_path):
 @pytest.mark.parametrize(
     "other,words",
     [
-        ({"seed": 3}, "another lm_head"),
+        ({"seed": 3}, "another set of weights"),
         ({"hidden": 32}, "hidden_size"),
         ({"vocabulary": 31}, "vocab"),
     ],
@@ -34,8 +34,7 @@ def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_
     further = tiny_target()
     with torch.no_grad():
         further.module.model.layers[1].mlp.up_proj.weight.mul_(-1)
-    assert fingerprint(further) == fingerprint(target)
-    with refusal("set of weights in its layers"):
+    with refusal("set of weights"):
         load_head(folder, further)
     further.module.model.layers[1].mlp.up_proj.weight.data.mul_(-1)
     load_head(folder, further)
