@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from nde_talf.decoding.common.files import opened, sole, write_atomically
+from nde_talf.decoding.common.files import opened, refuse_link, write_atomically
 from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.sampling.rng import SamplingSetting
@@ -136,7 +136,8 @@ def run_benchmark(
         task, lines = Task(tokens, block_seed(seed, number, index), prompt, kind, number), {}
         for name in random.Random(task.seed).sample(names, len(names)):
             lines[name] = methods[name](task).line()
-        with open(records, "a", opener=sole) as stream:
+        refuse_link(records)
+        with records.open("a") as stream:
             stream.write("".join(lines[name] + "\n" for name in names))  # tables keep this order
 
 

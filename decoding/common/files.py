@@ -29,8 +29,6 @@ DISK = {
     errno.EIO: "the disk cannot be written to (input/output error). Mend it",
 }
 """Errors of a disk, and what a person can do about each."""
-LARGEST_JSON = 1 << 30
-"""Size in bytes up to which a file is read as JSON."""
 SEAL = "sha256"
 """The key of a JSON file that holds the checksum of all its other keys."""
 
@@ -151,23 +149,6 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def sole(path: str, flags: int) -> int:
-    """Open a file of ours that is changed where it is; an opener for `open`.
-
-    Raises UserError for a link, and for a hard link, as the other name's content would change too.
-    """
-    refuse_link(Path(path))
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        os.close(descriptor)
-        raise UserError(
-            f"{path}: it is no regular file, or a hard link, whose other name would change too. Put"
-            " a copy in its place, or remove it."
-        )
-    return descriptor
-
-
 def opened(path: Path) -> BufferedReader:
     """Open a file to read it. Raises UserError for a pipe or device, which may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -198,8 +179,6 @@ def read_json(
         UserError: it is missing, no JSON, or something else; the message names `path`.
     """
     with reading(path, again), opened(path) as stream:
-        if os.fstat(stream.fileno()).st_size > LARGEST_JSON:
-            raise ValueError("it is too large for a file of this kind")
         return typed(json.loads(stream.read()), kind)
 
 

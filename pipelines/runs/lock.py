@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import refuse_link, remove_temporaries, sole
+from nde_talf.decoding.common.files import refuse_link, remove_temporaries
 from nde_talf.decoding.common.progress import console
 from nde_talf.evaluation.environment import command
 
@@ -66,7 +66,8 @@ def _enter(path: Path) -> None:
             " another run's. Give another name (run=NAME)."
         )
     since, asked = datetime.now(UTC).isoformat(timespec="seconds"), command()[:300]
-    with open(path, "r+", encoding="utf-8", errors="replace", opener=sole) as stream:
+    refuse_link(path)
+    with path.open("r+", encoding="utf-8", errors="replace") as stream:
         if (before := stream.read(len(HELD))) not in ("", HELD):
             raise UserError(
                 f"{path}: another program wrote it, so {run} is no run's folder. Give another name"

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from nde_talf.decoding.common.files import sole
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import Count, Natural, settings
 from nde_talf.draft_training.training.checkpoint import CHECKPOINT, save
@@ -164,7 +163,7 @@ class Leg(pl.Callback):
         tokens = trainer.global_step * module.config.batch * length
         row = {"step": trainer.global_step, "tokens": tokens, "hours": self.seconds / 3600}
         row |= {name: round(x, 4) for name, x in figures.items()}
-        with open(self.state / CURVES, "a", opener=sole) as file:
+        with (self.state / CURVES).open("a") as file:
             file.write(json.dumps(row) + "\n")
         module.log_dict(figures)
         console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), soft_wrap=True)

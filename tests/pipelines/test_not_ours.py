@@ -1,4 +1,4 @@
-"""A run harms nothing that it did not make: links, hard links, folders of others, other names."""
+"""A run harms nothing that it did not make: links, folders of others, other names."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nde_talf.decoding.common.checksums import check_checksums, write_export
-from nde_talf.decoding.common.files import sole, write_json
+from nde_talf.decoding.common.files import write_json
 from nde_talf.pipelines.runs.finished import COMMAND
 from nde_talf.pipelines.runs.lock import LOCK, locked
 from nde_talf.pipelines.runs.record import completed
@@ -78,17 +78,6 @@ def test_a_lock_that_is_another_file_keeps_its_content(tmp_path, theirs, how):
     with refusal(r"\.lock"), locked(run):
         pass
     assert (run / LOCK).read_text() == "theirs"
-
-
-@pytest.mark.parametrize("how", [os.link, os.symlink])
-def test_nothing_is_appended_through_a_link(tmp_path, theirs, how):
-    for text in ("one", "two"):
-        with open(tmp_path / "records", "a", opener=sole) as stream:
-            stream.write(text)
-    assert (tmp_path / "records").read_text() == "onetwo"
-    how(theirs / "made.txt", tmp_path / "linked")
-    with refusal("linked"), open(tmp_path / "linked", "a", opener=sole):
-        pass
 
 
 def test_a_command_says_what_a_killed_one_left_and_that_it_removed_it(chain, capsys):
