@@ -46,9 +46,12 @@ def _copied(held: Any, sequences: Tensor) -> Any:
         return {name: _copied(value, sequences) for name, value in held.items()}
     if isinstance(held, (list, tuple)):
         return type(held)([_copied(value, sequences) for value in held])
-    kind = type(held)
-    if not kind.__module__.startswith("transformers.") or isinstance(held, PretrainedConfig):
-        return held
+    other = not type(held).__module__.startswith("transformers.")
+    return held if other or isinstance(held, PretrainedConfig) else _copied_cache(held, sequences)
+
+
+def _copied_cache(held: Any, sequences: Tensor) -> Any:
+    """Copy a cache of transformers, or a layer of one."""
     copied, parts = copy.copy(held), dict(vars(held))
     if isinstance(held, DynamicLayer) and held.keys is not None and len(held.keys) == 1:
         # Such layers replace their keys and values and never write into them.
