@@ -15,7 +15,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import read_json, reading, write_json
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.json_validation import typed
-from nde_talf.decoding.common.tensors import read_tensors
+from nde_talf.decoding.common.tensors import LARGEST, read_tensors
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema, selectable
@@ -101,6 +101,7 @@ def read_export(folder: Path) -> tuple[SelectorSchema, dict[str, Tensor], Latenc
         selectable(verifier, f"{path}: verifiers")
         schema: SelectorSchema = typed(config, SelectorSchema)
     weights = read_tensors(folder / WEIGHTS, FORMAT.again)
+    _check_values(weights, folder / WEIGHTS)
     table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
     return schema, weights, table
 
@@ -109,3 +110,16 @@ def unfit(folder: Path, error: Exception) -> UserError:
     """Make the error for weights in `folder` that do not fit their configuration."""
     fault = str(error).splitlines()[-1].strip()
     return UserError(f"{folder / WEIGHTS}: it does not fit its {CONFIG} ({fault}): {FORMAT.again}.")
+
+
+def _check_values(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise UserError for numbers outside the range of a training's results."""
+    deepest = max(tree.depth for tree in TREES)
+    ranges = {"static_efficiency": (1, 1 + deepest), "static_contexts": (0, 1 << 30)}
+    for name, tensor in tensors.items():
+        least, most = ranges.get(name, (0 if name == "scale" else -LARGEST, LARGEST))
+        if tensor.numel() and not least - 1e-6 <= tensor.min() <= tensor.max() <= most + 1e-6:
+            raise UserError(
+                f"{path}: its tensor {name} holds numbers outside {least:g} to {most:g}:"
+                f" {FORMAT.again}."
+            )

@@ -4,6 +4,7 @@ No weight is missing, of another shape, or not a number. transformers fills miss
 random numbers, other ones at every load. Here they are an error that names them.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from nde_talf.decoding.common.arguments import checked
 from nde_talf.decoding.common.checksums import check_checksums
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import Advice, UserError, first_line, memory_is_short
-from nde_talf.decoding.common.files import unreadable
+from nde_talf.decoding.common.files import read_json, unreadable
 from nde_talf.decoding.common.model_record import lacks
 from nde_talf.decoding.common.settings import one_of
 from nde_talf.decoding.common.tensors import LARGEST, unsound
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_theta",
+    "factor",
+)
+"""Fields of config.json that are positive."""
 RESTORE = "train or export the model again; a folder of converted GGUF may be deleted"
 MOST = 4
 """Names that an error lists."""
@@ -102,6 +115,8 @@ def read_config(where: str | Path, name: str) -> "PretrainedConfig":
     where = model_folder(where, name)
     folder = Path(where)
     try:
+        if (folder / "config.json").exists():
+            check_fields(read_json(folder / "config.json", again="download the model again"))
         if lacking := lacks(folder):
             raise UserError(f"{name}={where}: {lacking}.")
         config = AutoConfig.from_pretrained(str(where), trust_remote_code=False)
@@ -143,6 +158,16 @@ def _not_loaded(error: Exception, where: str, quantised: bool) -> UserError:
         f"{where}: no causal language model could be loaded from there"
         f" ({kind}{shorten(whole, 300, placeholder=' ...')}). {advice}"
     )
+
+
+def check_fields(config: dict[str, Any], within: str = "") -> None:
+    """Raise ValueError for a number that is not finite, or a size that is not positive."""
+    for name, value in config.items():
+        if isinstance(value, dict) and name in ("text_config", "rope_parameters", "rope_scaling"):
+            check_fields(value, f"{within}{name}.")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and not (math.isfinite(value) and (value > 0 or name not in _SIZES)):
+            raise ValueError(f"its config.json says {within}{name}={value}, which no model has")
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:

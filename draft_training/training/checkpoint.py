@@ -48,7 +48,7 @@ class ResumableCheckpoint(pl.Callback):
 
     seconds: the smallest interval. It grows so that writing takes at most 2 % of the time: after a
     checkpoint that took 6 seconds the next one follows 294 seconds later. 0: after every step,
-    whatever it takes.
+    whatever it takes. None is written after a skipped step: the file may be the last good one.
 
     evaluated: steps between evaluations; 0: none. No checkpoint is written at the step of an
     evaluation, since a training that resumes there would not evaluate. Exceptions: the last step,
@@ -68,7 +68,7 @@ class ResumableCheckpoint(pl.Callback):
         """Write a checkpoint at the end of the training, and whenever the interval has passed."""
         step, started = trainer.global_step, time.monotonic()
         ended = step == trainer.max_steps
-        unfit = self.evaluated > 1 and step % self.evaluated == 0
+        unfit = pl_module.skipped or (self.evaluated > 1 and step % self.evaluated == 0)
         due = started - self._written >= self.interval and not unfit
         if trainer.strategy.broadcast(ended or due):  # the first process's clock
             save(trainer, self.path)

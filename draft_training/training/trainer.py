@@ -39,6 +39,8 @@ from nde_talf.draft_training.training_settings import OPERATIONAL, TrainingConfi
 HELD_OUT_LOSS = "held_out_loss"
 BEST = "best.ckpt"
 """Name, in a training's folder, of the checkpoint with the lowest held-out loss so far."""
+MAX_BAD_STEPS = 10
+"""Skipped steps with a non-finite loss or gradient, after which a process stops."""
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, fall: float) -> float:
@@ -86,6 +88,8 @@ class RowModule(pl.LightningModule):
     config: TrainingConfig
     place: torch.device
     """Device of a single process; "cuda" is the first GPU."""
+    skipped = False
+    """True if the last step was skipped, as its loss or gradient was not finite."""
     inputs: str | None = None
     """Fingerprint of rows and frozen models; a checkpoint with another one is refused."""
 
@@ -128,7 +132,7 @@ class RowModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """Start the clock of tokens per second."""
-        self._clock = time.perf_counter()
+        self._clock, self._bad_steps = time.perf_counter(), 0
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Take a step: backward, check, schedule, clip, update, report."""
@@ -136,7 +140,9 @@ class RowModule(pl.LightningModule):
         optimizers = self.optimizers()
         adamw, *muon = optimizers if isinstance(optimizers, list) else [optimizers]
         figures = self._backward(batch)
-        self._check_finite(figures["loss"])
+        self.skipped = self._is_bad(figures["loss"])
+        if self.skipped:  # without gradients AdamW counts a step and moves nothing
+            self.trained.zero_grad()
         for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
@@ -145,6 +151,8 @@ class RowModule(pl.LightningModule):
         for each in muon:  # below Lightning's wrapper, so that only AdamW's counts as a step
             each.optimizer.step()
         adamw.step()
+        if self.skipped:
+            return
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
         shown = {name: figures.pop(name) for name in self.in_bar} | {"tokens_per_second": speed}
@@ -179,20 +187,39 @@ class RowModule(pl.LightningModule):
         mean = self.trainer.strategy.reduce(torch.stack(means).sum(0), reduce_op="mean")
         return dict(zip(["loss", *figures], mean.tolist(), strict=True))
 
-    def _check_finite(self, loss: float) -> None:
-        """Raise UserError if loss or gradient of this step, equal in all processes, diverged."""
+    def _is_bad(self, loss: float) -> bool:
+        """Return whether loss or gradient of this step is not finite.
+
+        Raises UserError if there were too many such steps.
+        """
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if self.trainer.strategy.reduce_boolean_decision(finite):
+            return False
+        self._bad_steps += 1
+        fault = (
+            f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step"
+            f" {self.global_step}"
+        )
+        if self._bad_steps > MAX_BAD_STEPS:
             raise UserError(
-                f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step"
-                f" {self.global_step}: the training diverged. Delete the training's folder and"
-                " start again with lower learning rates (lr_muon, lr_adam), a longer warm_up or"
-                " with gradient_clip."
+                f"{fault}, after {MAX_BAD_STEPS} such steps that were passed over: the training"
+                " diverged. Delete the training's folder and start again with lower learning rates"
+                " (lr_muon, lr_adam), a longer warm_up or with gradient_clip."
             )
+        count = f"{self._bad_steps} of at most {MAX_BAD_STEPS}"
+        console.print(f"! {fault}: passed over, {count}", soft_wrap=True)
+        return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add settings and inputs, for a resumed training."""
+        """Add settings and inputs, for a resumed training; raise UserError for weights of NaN."""
+        if not all(bool(weight.isfinite().all()) for weight in self.trained.parameters()):
+            raise UserError(
+                f"{self.title}: its weights are not finite after step {self.global_step - 1}, so"
+                f" they are not written, and {CHECKPOINT} stands as it was. Delete the training's"
+                " folder and start again with lower learning rates."
+            )
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
         checkpoint["inputs"] = self.inputs
 
