@@ -22,7 +22,7 @@ Features = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 class FeatureCache:
     """Computes the features of a row once, and reads them from files afterwards.
 
-    A resumed training finds the files again, and so the same numbers.
+    A resumed training computes them again: files of a killed one may be incomplete.
 
     Args:
         compute: tokens [B, L] and their documents -> the target's hidden states [B, L, H] and a
@@ -30,17 +30,15 @@ class FeatureCache:
         rows: of the training. Other rows are computed each time.
         folder: of the files, which `close` deletes. Nothing is kept where they would take more
             than half of the free disk.
-        anew: whether files of an earlier training are deleted.
     """
 
     FILES = "hidden.bin", "features.bin", "kept.bin"
 
-    def __init__(self, compute: Features, rows: TokenRows, folder: Path, anew: bool):
+    def __init__(self, compute: Features, rows: TokenRows, folder: Path):
         self._compute, self._folder, self._count = compute, folder, len(rows)
         self._row = {self._key(tokens): at for at, tokens in enumerate(rows.tokens)}
         self._files: list[Tensor] | None = None
-        if anew:
-            self.close()
+        self.close()
 
     @staticmethod
     def _key(tokens: Tensor) -> bytes:
@@ -67,9 +65,9 @@ class FeatureCache:
 
     def _map(self, states: tuple[Tensor, Tensor]) -> list[Tensor]:
         """Map a file for each kind of states, and one that marks kept rows; none without room."""
-        count, own = self._count, (self._folder / self.FILES[-1]).exists()
-        size, free = count * sum(each[0].nbytes for each in states), disk_usage(self._folder).free
-        if not own and 2 * size > free:
+        count = self._count
+        size = count * sum(each[0].nbytes for each in states)
+        if 2 * size > disk_usage(self._folder).free:
             return []
         console.print(
             f"the target's features are kept in {self._folder} until the training ends:"

@@ -42,7 +42,6 @@ from nde_talf.draft_training.targets.target_trees import (
     target_beam,
     target_features,
 )
-from nde_talf.draft_training.training.checkpoint import resumable
 from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.training.precision import cast_once
 from nde_talf.draft_training.training.processes import LocalProcesses
@@ -262,7 +261,7 @@ def fit_head(
         options = {"devices": config.devices, "strategy": LocalProcesses(folder)}
     cache = None  # on a GPU a pass may be faster than a disk
     if target.device.type == "cpu" and config.rows_along() >= 2 * len(rows):
-        cache = module.along = FeatureCache(module.along, rows, folder, not resumable(folder))
+        cache = module.along = FeatureCache(module.along, rows, folder)
     with _through_transformers(target), cast_once(target.module, module.trained_in):
         train_rows(
             module,
