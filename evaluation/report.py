@@ -3,18 +3,18 @@
 The words are in `report.html`; the numbers are in `report_data`.
 """
 
+from base64 import b64encode
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.decoding.step import PHASES
-from nde_talf.evaluation.plots import pictures, svg, unbroken
+from nde_talf.evaluation.plots import pictures, unbroken
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import control_of, markdown
@@ -25,9 +25,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 def results(data: ReportData) -> dict[str, Any]:
     """Return all numbers, for results.json and the terminal."""
-    content = {
-        name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
-    }
+    content = {name: value for name, value in asdict(data).items() if name != "curves"}
     summary = [
         " ".join([verdict.sentence, *data.standing[setting]])
         for setting, verdict in data.verdicts.items()
@@ -138,16 +136,17 @@ def in_markdown(data: ReportData) -> str:
         parts += [f"**{setting}**", markdown(table.columns, table.rows)]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
         parts += [data.ended.get(setting, "")]
-        parts += [conclusion.sentence, *data.standing[setting], conclusion.clock_note]
+        parts += [conclusion.sentence, *data.standing[setting]]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def write_report(data: ReportData, folder: Path) -> None:
     """Write `results.json`, `results.md`, the PNGs and `index.html`."""
-    drawn: dict[str, dict[str, Markup]] = {}  # by section and name
+    drawn: dict[str, dict[str, str]] = {}  # by section and name
     for section, name, figure in pictures(data):
-        write_atomically(folder / f"{name}.png", partial(figure.savefig, format="png"))
-        drawn.setdefault(section, {})[name] = Markup(svg(figure, name))
+        picture = folder / f"{name}.png"
+        write_atomically(picture, partial(figure.savefig, format="png"))
+        drawn.setdefault(section, {})[name] = b64encode(picture.read_bytes()).decode()
     write_json(folder / "results.json", results(data))
     write_atomically(
         folder / "results.md", lambda path: path.write_text(in_markdown(data), "utf-8")
