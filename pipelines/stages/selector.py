@@ -70,7 +70,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             facts = {"roots": size, "latency table": asked.table}
             figures = {f"of the best static tree's tokens/s, table {asked.table}": gain}
             selector.save_pretrained(export, facts, figures)
-            tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
     console.print(_table(report))
     return report

@@ -65,7 +65,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             _write(pool, work, missing, stores)
     store = _finished(stores, len(prompts))
     metrics = {"roots": store.roots, "shards": len(work)}
-    tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
     console.print(f"{store.roots} roots in {len(work)} shards: {store.folder}/*.parquet")
     return metrics
 
