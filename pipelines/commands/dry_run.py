@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.decoding.actions import TREES
@@ -208,6 +209,8 @@ def _print_data(config: Config, whole: bool) -> None:
     check_template(config)
     if whole and config.data.sets:
         _print_prompts(config, tokenizer)
+    if whole and config.dialogues.source and config.stage in ("all", "draft"):
+        read_dialogues(config.dialogues, config.seed)
 
 
 def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:

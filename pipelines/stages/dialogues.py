@@ -24,7 +24,7 @@ from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.data.text.conversation import USER, question_keys
+from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import short_hash, split_documents
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.settings import SELF
@@ -33,7 +33,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.answers import SelfMade, and_skipped, shards_of
+from nde_talf.pipelines.stages.answers import SelfMade, shards_of
 from nde_talf.pipelines.stages.pair import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
