@@ -13,7 +13,6 @@ from jinja2 import Environment, StrictUndefined
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
-from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.plots import pictures, unbroken
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
@@ -81,19 +80,9 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
     return Table(setting, ["speed-up", *heads], rows)
 
 
-def table_of_phases(data: ReportData, setting: str) -> Table:
-    """Make the table of phases, as fractions of the step time."""
-    rows = [
-        [row.method, *(f"{row.shares[phase]:.0%}" for phase in PHASES)]
-        for row in data.tables[setting]
-        if row.shares
-    ]
-    return Table(setting, ["fraction of step time", *PHASES], rows)
-
-
 def tables(data: ReportData) -> dict[str, list[Table]]:
     """Make the tables with rows, by section of the page."""
-    makers = {"speed": table_of_methods, "domains": table_of_domains, "time": table_of_phases}
+    makers = {"speed": table_of_methods, "domains": table_of_domains}
     return {
         section: made
         for section, make in makers.items()
@@ -110,22 +99,6 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
         BASELINE: "plain",
         CONTROL: "A/A",
     }
-
-
-def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[list[str], str]]:
-    """Return keys and value of every figure, for example (["overlap", "1.0"], "0.8925")."""
-    leaves = []
-    for key, value in figures.items():
-        path = (*before, str(key))
-        leaves += flat(value, path) if isinstance(value, dict) else [([*path], number(value))]
-    return leaves
-
-
-def number(value: Any) -> str:
-    """Format a figure, or a list of figures."""
-    if isinstance(value, list):
-        return ", ".join(map(number, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def in_markdown(data: ReportData) -> str:
@@ -160,7 +133,6 @@ def write_report(data: ReportData, folder: Path) -> None:
         tags={setting: tags(data, setting) for setting in data.tables},
         pictures=drawn,
         protocol=PROTOCOL,
-        flat=flat,
         in_words=in_words,
         times=times,
         unbroken=unbroken,

@@ -10,7 +10,6 @@ from pathlib import Path
 from nde_talf.data.text.settings import FILE_FORMATS, PromptSet, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import local
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import presets, quoted, unquoted
@@ -28,8 +27,6 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
         group, _, given = each.partition("=")
         value = unquoted(given)
         preset = group in WORDS and value in presets(group)
-        if preset and Path(value).exists():
-            console.print(f"! {each} is the preset; the file is {group}=./{value}")
         if group in WORDS and not preset and _is_source(value):
             yield f"{group}=file"
             yield quoted(WORDS[group], local(value))
