@@ -116,20 +116,17 @@ def method_lines(axis: Axes, part: dict[str, tuple[str, str, list[float]]]) -> N
 def styled_lines(
     positions: dict[str, dict[str, list[float]]],
 ) -> dict[str, dict[str, tuple[str, str, list[float]]]]:
-    """Choose a style for every method, the same in all settings, in its role's colour.
-
-    Methods that differ in their tree or schedule alone have one name, which the legend has once.
-    """
+    """Choose a style for every method, the same in all settings, in its role's colour."""
     free: dict[str, Iterator[str]] = {}
-    chosen: dict[str, str] = {}
-    lines: dict[str, dict[str, tuple[str, str, list[float]]]] = {}
-    for setting, methods in positions.items():
-        for method, rates in methods.items():
-            colour, name = colour_of(method, False), re.sub(r"(?<!selector) \(.*\)$", "", method)
-            if name not in chosen:
-                chosen[name] = next(free.setdefault(colour, cycle(STYLES)))
-            lines.setdefault(setting, {}).setdefault(name, (colour, chosen[name], rates))
-    return lines
+    styles: dict[str, tuple[str, str]] = {}
+    for name in (name for methods in positions.values() for name in methods):
+        if name not in styles:
+            colour = colour_of(name, False)
+            styles[name] = colour, next(free.setdefault(colour, cycle(STYLES)))
+    return {
+        setting: {name: (*styles[name], rates) for name, rates in methods.items()}
+        for setting, methods in positions.items()
+    }
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:

@@ -292,8 +292,6 @@ def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
             f"{tuple(TREES[option])} in {count / steps:.0%} of the steps"
             for option, count in policy.counts.most_common(SHOWN)
         ]
-        if others := len(policy.counts) - len(chosen):
-            chosen.append(f"{others} other{'s' * (others > 1)}")
         name = f"NDE selector, trees (K, L1, L2): {', '.join(chosen)}"
         if policy.static(config.setting) is not None:
             name += " (exported as a static tree here: choosing did not win)"

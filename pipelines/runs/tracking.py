@@ -9,31 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config.schema import TrackingConfig
 from nde_talf.pipelines.runs.manifest import plain
-
-
-class Tracked(Protocol):
-    """Settings of a run that is tracked."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-
-    @property
-    def tracking(self) -> TrackingConfig:
-        """Settings of the records."""
-
-    @property
-    def run(self) -> str:
-        """Group of its runs in W&B."""
 
 
 class Figures(WandbLogger):
@@ -111,8 +94,11 @@ def _scalars(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
-    """Open the W&B run of a stage; its files go to `wandb`, beside the stage's folder."""
+def tracked(config: Any, stage: str, folder: Path) -> Iterator[Tracker]:
+    """Open the W&B run of a stage; its files go to `wandb`, beside the stage's folder.
+
+    config: has the keys run, seed and tracking.
+    """
     root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")
