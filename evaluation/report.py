@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.evaluation.plots import pictures, unbroken
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
+from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import control_of, markdown
 from nde_talf.evaluation.verdict import in_words
@@ -90,17 +90,6 @@ def tables(data: ReportData) -> dict[str, list[Table]]:
     }
 
 
-def tags(data: ReportData, setting: str) -> dict[str, str]:
-    """Return the word after a method's title, by title."""
-    return {
-        **{row.method: "outside" for row in data.tables[setting] if row.outside},
-        **dict.fromkeys(data.learned.get(setting, ()), "learned"),
-        **dict.fromkeys(data.exports.get(setting, {}).values(), "static export"),
-        BASELINE: "plain",
-        CONTROL: "A/A",
-    }
-
-
 def in_markdown(data: ReportData) -> str:
     """Return tables and verdicts in Markdown, for the terminal and a README."""
     parts = []
@@ -130,7 +119,6 @@ def write_report(data: ReportData, folder: Path) -> None:
     page = template.render(
         data=data,
         tables=tables(data),
-        tags={setting: tags(data, setting) for setting in data.tables},
         pictures=drawn,
         protocol=PROTOCOL,
         in_words=in_words,

@@ -114,10 +114,11 @@ def _draw(
             continue
         bare = [m | {"content": template.bare(m["content"])} for m in asked.messages]
         prompt = make_prompt(prompt_set.kind or name, text, bool(chat), question_keys(bare)[-1])
-        skipped[longer] += too_long and not text
-        repeated = prompt.id in seen
-        skipped["that occurred before"] += bool(text) and repeated
-        if text and not repeated:
+        if not text:
+            skipped[longer] += too_long
+        elif prompt.id in seen:
+            skipped["that occurred before"] += 1
+        else:
             prompts.append(prompt)
             seen.add(prompt.id)
     others = and_skipped(+skipped)

@@ -29,7 +29,6 @@ from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
 from nde_talf.evaluation.methods import Bench, Plan, plan_methods
-from nde_talf.evaluation.protocol import SELECTOR
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.static_trees import StaticTrees
@@ -296,7 +295,7 @@ def report_data(
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,
-        curves=_curves(config.selector.verifiers, folders, plans.values()),
+        curves=_curves(config.selector.verifiers, folders),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
         same={setting: plan.same for setting, plan in plans.items()},
@@ -304,18 +303,10 @@ def report_data(
     )
 
 
-def _curves(
-    names: Iterable[str], folders: dict[str, Path], plans: Iterable[Plan]
-) -> dict[str, dict]:
-    """Return the curves of every training whose result is in use.
-
-    names: of the selectors; one that only exported static trees has no curve.
-    """
-    learned = {
-        key for plan in plans for key, role in plan.roles.items() if role.method in plan.learned
-    }
-    selectors = {name: "selector" for name in names if SELECTOR.format(name) in learned}
-    stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
+def _curves(selectors: Iterable[str], folders: dict[str, Path]) -> dict[str, dict]:
+    """Return the curves of every training."""
+    of_selectors = dict.fromkeys(selectors, "selector")
+    stages = {"target": "pair", "draft": "pair", **of_selectors, "head": "draft"}
     return {
         name: series
         for name, stage in stages.items()
