@@ -3,7 +3,7 @@
 Candidates are timed on prompts that are not evaluated. Keys identify methods and options identify
 candidates, in files too; titles are for print.
 
-A method whose trees are those of an earlier one is listed and not decoded again.
+A method with the rule and tree of an earlier one is listed and not decoded again.
 """
 
 import math

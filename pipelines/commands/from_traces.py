@@ -128,7 +128,7 @@ def _settings_of(run: Run, stage: str) -> dict:
 
 
 def _table(config: RecommendConfig, run: Run, drafter: str) -> LatencyTable:
-    """Return the prices. Raises UserError for those of another drafter or of other models."""
+    """Return the prices. Raises UserError for another drafter's or other models'."""
     measured = run.stage("latency") / TABLE
     if config.table == MEASURED:
         timed = _settings_of(run, "latency")["drafter"]
