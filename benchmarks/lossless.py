@@ -93,7 +93,7 @@ def exact_law(target: CausalModel, prompt: list[int], length: int, setting: Samp
 
 def _target(folder: str, **how: Any) -> CausalModel:
     model = CausalModel.load(folder, **how)
-    read_ends([model], folder)
+    read_ends(model, folder)
     return model
 
 

@@ -22,7 +22,7 @@ from transformers import MaxLengthCriteria, StoppingCriteriaList
 from nde_talf.data.engines.transformers import sampling_options
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.device import synchronised
-from nde_talf.decoding.generation import Block, Stream
+from nde_talf.decoding.generation import Stream
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.end_tokens import up_to_end
@@ -102,13 +102,6 @@ class Speculative:
         """Return a generation after a prompt, as a stream of blocks."""
         ends = self.decoder.target.ends
         return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed), ends)
-
-    def with_trees(self, prompt: list[int], seed: int) -> Iterator[tuple[Block, str]]:
-        """Yield the blocks of a generation, each with its selector's tree, or ""."""
-        self.chosen.clear()
-        for block in self.blocks(prompt, seed):
-            yield block, "".join(str(tuple(TREES[index])) for index in self.chosen)
-            self.chosen.clear()
 
 
 def _counted(lengths: Iterable[int]) -> dict[str, int]:

@@ -49,14 +49,10 @@ from nde_talf.evaluation.protocol import (
 )
 from nde_talf.evaluation.static_trees import PICKED, STATIC, StaticTrees
 from nde_talf.evaluation.tuning import (
-    HEAD,
-    LM_DRAFT,
     Candidate,
-    Configuration,
     Method,
     Options,
     Tuner,
-    configuration,
 )
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
@@ -143,7 +139,7 @@ class Bench:
         rule: Verifier | str,
         options: Options,
         drafter: Drafter | None = None,
-        alike: Configuration | None = None,
+        alike: str | None = None,
     ) -> Candidate:
         """Make a candidate of our loop. drafter: None for the pair's draft."""
 
@@ -172,11 +168,12 @@ class Bench:
         )
 
     def static(
-        self, title: str, rule: str, tree: Action, drafter: Drafter | None = None
+        self, rule: str, tree: Action, drafter: Drafter | None = None, title: str = ""
     ) -> Candidate:
-        """Make a candidate with one tree at every step."""
-        alike = configuration(rule, tree, HEAD if drafter else LM_DRAFT)
-        return self.ours(title, Delayed(tree), rule, {"tree": [*tree]}, drafter, alike)
+        """Make a candidate with one tree at every step. title: "" for the rule's and the tree's."""
+        suffix = HEAD_TITLE * (self.headed or drafter is not None)
+        alike = f"{TITLES[rule]}{suffix} {tuple(tree)}"
+        return self.ours(title or alike, Delayed(tree), rule, {"tree": [*tree]}, drafter, alike)
 
     def best_static(self, rule: str, head: Drafter | None = None) -> Method:
         """Make the method of a rule's best static tree, with the draft model or the head.
@@ -186,9 +183,7 @@ class Bench:
         learned = self.headed or head is not None
         suffix, own = HEAD_TITLE * learned, HEAD_TITLE * bool(head)
         role = f"{TITLES[rule]}{own}, {BEST_STATIC}"
-        key = GREEDY_TREE if self.greedy else STATIC_TREE.format(rule)
-        if head or (self.headed and rule == self.main):
-            key = HEAD_TREE
+        key = self._static_key(rule, head)
         if self.greedy:
             grid = [
                 self.ours(p.title + suffix, p.policy, "greedy", p.options, head) for p in PICKED
@@ -197,9 +192,13 @@ class Bench:
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
             trees = self.labels.ranked(rule, RERANKED if self.tuned or self.headed else 1)
-        title = TITLES[rule] + suffix
-        grid = [self.static(f"{title} {tuple(tree)}", rule, tree, head) for tree in trees]
+        grid = [self.static(rule, tree, head) for tree in trees]
         return Method(key, role, grid, learned=learned, rule=rule)
+
+    def _static_key(self, rule: str, head: Drafter | None) -> str:
+        if head or (self.headed and rule == self.main):
+            return HEAD_TREE
+        return GREEDY_TREE if self.greedy else STATIC_TREE.format(rule)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
         """Return the tree of the fastest candidate of a method of static trees."""
@@ -231,7 +230,6 @@ class Plan:
     learned: set[str] = field(default_factory=set)
     roles: dict[str, Role] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
-    _titles: dict[Configuration, str] = field(default_factory=dict)
 
     @property
     def statics(self) -> dict[str, str]:
@@ -247,20 +245,16 @@ class Plan:
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
         candidate = tune(method)
-        title, alike = candidate.title, candidate.alike
+        title, alike = candidate.title, candidate.alike or ""
         self.roles.setdefault(method.key, Role(method.role, title, method.rule))
         if method.learned:
             self.learned.add(title)
         if method.exported:
             self.exports[method.role] = title
-        if title in self.methods:
-            return
-        if alike in self._titles:
-            self.same[title] = self._titles[alike]
-            return
-        self.methods[title] = candidate.generator(tune.new_tokens)
-        if alike:
-            self._titles[alike] = title
+        if title not in self.methods and alike in self.methods:
+            self.same[title] = alike
+        elif title not in self.methods:
+            self.methods[title] = candidate.generator(tune.new_tokens)
 
 
 def plan_methods(bench: Bench, groups: set[str]) -> Plan:
@@ -322,7 +316,7 @@ def selectors(bench: Bench) -> Iterator[Method]:
             yield _only(key, role, own, learned=True, rule=name)
             continue
         title = f"{TITLES[name]} + selector: static {tuple(TREES[action])}"
-        yield _only(key, role, bench.static(title, name, TREES[action]), exported=True)
+        yield _only(key, role, bench.static(name, TREES[action], title=title), exported=True)
 
 
 def traced_rules(bench: Bench) -> Iterator[Method]:
@@ -346,7 +340,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
 
     def by_domain(title: str, new_tokens: int) -> Generate:
         methods = {
-            tree: bench.static(title, rule, tree).generator(new_tokens)
+            tree: bench.static(rule, tree, title=title).generator(new_tokens)
             for tree in {static, *trees.values()}
         }
 
@@ -355,7 +349,7 @@ def baselines(bench: Bench) -> Iterator[Method]:
 
         return generate
 
-    name, alike = f"{title}, by domain", _one_tree(rule, [static, *trees.values()])
+    name, alike = f"{title}, by domain", _one_tree(bench, [static, *trees.values()])
     yield _only(BY_DOMAIN, name, Candidate(name, by_domain, {}, alike))
 
 
@@ -364,8 +358,8 @@ def _only(key: str, role: str, candidate: Candidate, **about: Any) -> Method:
     return Method(key, role, [candidate], **about)
 
 
-def _one_tree(rule: str, trees: Sequence[Action]) -> Configuration | None:
-    return configuration(rule, trees[0]) if len(set(trees)) == 1 else None
+def _one_tree(bench: Bench, trees: Sequence[Action]) -> str | None:
+    return bench.static(bench.main, trees[0]).alike if len(set(trees)) == 1 else None
 
 
 def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
@@ -373,7 +367,7 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
     best_trees = {}
     for kind in sorted({*labels.roots.kind}):
         trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
-        if grid := [bench.static(str(tuple(tree)), bench.main, tree) for tree in trees]:
+        if grid := [bench.static(bench.main, tree) for tree in trees]:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
             method = Method(f"static tree in the domain {kind}", f"{BEST_STATIC}, {kind}", grid)
             best_trees[kind] = bench.fastest(method, texts)

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,6 @@ OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e
 BAND, HEAD, OUTSIDE = "#e69f00", "#009e73", "#cc79a7"
 WIDTH, WRAPPED = 5.0, 24  # inches, which fill a narrow screen; letters of a name in a line
 STYLES = ("-", "--", ":", "-.")
-THEMED = {
-    INK: "ink",
-    "#000000": "ink",
-    GRID: "line",
-    OURS: "blue",
-    OTHERS: "grey",
-    PLAIN: "pale",
-    HEAD: "green",
-    OUTSIDE: "pink",
-}
-"""Variables of the page that replace a picture's colours, for dark mode."""
 MOST_TREES = 14  # of a histogram
 
 styled = rc_context(
@@ -77,19 +65,6 @@ def figure_of(
         columns = max(1, int(WIDTH / (0.6 + 0.085 * max(map(len, handles)))))
         figure.legend(handles.values(), handles, loc="outside upper left", ncols=columns)
     return figure
-
-
-def svg(figure: Figure, name: str) -> str:
-    """Render a figure as an SVG element with the page's colours, and ids prefixed by `name`."""
-    buffer = BytesIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue().decode()
-    text = text[text.index("<svg") :]
-    for colour, variable in THEMED.items():
-        text = text.replace(colour, f"var(--{variable})")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    return re.sub(r'( id="|url\(#|href="#)', lambda match: match[1] + f"{name}-", text)
 
 
 def unbroken(text: str) -> str:
@@ -141,20 +116,17 @@ def method_lines(axis: Axes, part: dict[str, tuple[str, str, list[float]]]) -> N
 def styled_lines(
     positions: dict[str, dict[str, list[float]]],
 ) -> dict[str, dict[str, tuple[str, str, list[float]]]]:
-    """Choose a style for every method, the same in all settings, in its role's colour.
-
-    Methods that differ in their tree or schedule alone have one name, which the legend has once.
-    """
+    """Choose a style for every method, the same in all settings, in its role's colour."""
     free: dict[str, Iterator[str]] = {}
-    chosen: dict[str, str] = {}
-    lines: dict[str, dict[str, tuple[str, str, list[float]]]] = {}
-    for setting, methods in positions.items():
-        for method, rates in methods.items():
-            colour, name = colour_of(method, False), re.sub(r"(?<!selector) \(.*\)$", "", method)
-            if name not in chosen:
-                chosen[name] = next(free.setdefault(colour, cycle(STYLES)))
-            lines.setdefault(setting, {}).setdefault(name, (colour, chosen[name], rates))
-    return lines
+    styles: dict[str, tuple[str, str]] = {}
+    for name in (name for methods in positions.values() for name in methods):
+        if name not in styles:
+            colour = colour_of(name, False)
+            styles[name] = colour, next(free.setdefault(colour, cycle(STYLES)))
+    return {
+        setting: {name: (*styles[name], rates) for name, rates in methods.items()}
+        for setting, methods in positions.items()
+    }
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:

@@ -3,19 +3,18 @@
 The words are in `report.html`; the numbers are in `report_data`.
 """
 
+from base64 import b64encode
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
-from nde_talf.decoding.step import PHASES
-from nde_talf.evaluation.plots import pictures, svg, unbroken
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL, trusted
+from nde_talf.evaluation.plots import pictures, unbroken
+from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL, trusted
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import control_of, markdown
 from nde_talf.evaluation.verdict import in_words
@@ -25,9 +24,7 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 def results(data: ReportData) -> dict[str, Any]:
     """Return all numbers, for results.json and the terminal."""
-    content = {
-        name: value for name, value in asdict(data).items() if name not in ("curves", "sample")
-    }
+    content = {name: value for name, value in asdict(data).items() if name != "curves"}
     summary = [
         " ".join([verdict.sentence, *data.standing[setting]])
         for setting, verdict in data.verdicts.items()
@@ -83,51 +80,14 @@ def table_of_domains(data: ReportData, setting: str) -> Table:
     return Table(setting, ["speed-up", *heads], rows)
 
 
-def table_of_phases(data: ReportData, setting: str) -> Table:
-    """Make the table of phases, as fractions of the step time."""
-    rows = [
-        [row.method, *(f"{row.shares[phase]:.0%}" for phase in PHASES)]
-        for row in data.tables[setting]
-        if row.shares
-    ]
-    return Table(setting, ["fraction of step time", *PHASES], rows)
-
-
 def tables(data: ReportData) -> dict[str, list[Table]]:
     """Make the tables with rows, by section of the page."""
-    makers = {"speed": table_of_methods, "domains": table_of_domains, "time": table_of_phases}
+    makers = {"speed": table_of_methods, "domains": table_of_domains}
     return {
         section: made
         for section, make in makers.items()
         if (made := [table for s in data.tables if (table := make(data, s)).rows])
     }
-
-
-def tags(data: ReportData, setting: str) -> dict[str, str]:
-    """Return the word after a method's title, by title."""
-    return {
-        **{row.method: "outside" for row in data.tables[setting] if row.outside},
-        **dict.fromkeys(data.learned.get(setting, ()), "learned"),
-        **dict.fromkeys(data.exports.get(setting, {}).values(), "static export"),
-        BASELINE: "plain",
-        CONTROL: "A/A",
-    }
-
-
-def flat(figures: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[list[str], str]]:
-    """Return keys and value of every figure, for example (["overlap", "1.0"], "0.8925")."""
-    leaves = []
-    for key, value in figures.items():
-        path = (*before, str(key))
-        leaves += flat(value, path) if isinstance(value, dict) else [([*path], number(value))]
-    return leaves
-
-
-def number(value: Any) -> str:
-    """Format a figure, or a list of figures."""
-    if isinstance(value, list):
-        return ", ".join(map(number, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def in_markdown(data: ReportData) -> str:
@@ -138,16 +98,17 @@ def in_markdown(data: ReportData) -> str:
         parts += [f"**{setting}**", markdown(table.columns, table.rows)]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
         parts += [data.ended.get(setting, "")]
-        parts += [conclusion.sentence, *data.standing[setting], conclusion.clock_note]
+        parts += [conclusion.sentence, *data.standing[setting]]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def write_report(data: ReportData, folder: Path) -> None:
     """Write `results.json`, `results.md`, the PNGs and `index.html`."""
-    drawn: dict[str, dict[str, Markup]] = {}  # by section and name
+    drawn: dict[str, dict[str, str]] = {}  # by section and name
     for section, name, figure in pictures(data):
-        write_atomically(folder / f"{name}.png", partial(figure.savefig, format="png"))
-        drawn.setdefault(section, {})[name] = Markup(svg(figure, name))
+        picture = folder / f"{name}.png"
+        write_atomically(picture, partial(figure.savefig, format="png"))
+        drawn.setdefault(section, {})[name] = b64encode(picture.read_bytes()).decode()
     write_json(folder / "results.json", results(data))
     write_atomically(
         folder / "results.md", lambda path: path.write_text(in_markdown(data), "utf-8")
@@ -158,10 +119,8 @@ def write_report(data: ReportData, folder: Path) -> None:
     page = template.render(
         data=data,
         tables=tables(data),
-        tags={setting: tags(data, setting) for setting in data.tables},
         pictures=drawn,
         protocol=PROTOCOL,
-        flat=flat,
         in_words=in_words,
         times=times,
         unbroken=unbroken,

@@ -4,16 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from nde_talf.decoding.common.bootstrap import times
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.protocol import trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
     by_kind,
     by_setting,
-    control_of,
     ended,
     histogram,
     steps_by_tree,
@@ -67,7 +64,6 @@ class ReportData:
         curves: by training, its series.
         stages: seconds by stage.
         environment: circumstances of the measurement.
-        sample: a decoded text.
     """
 
     run: str
@@ -88,7 +84,6 @@ class ReportData:
     curves: dict[str, dict[str, list[tuple[int, float]]]]
     stages: dict[str, float]
     environment: dict[str, str]
-    sample: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, list[Learned]] = field(default_factory=dict)
 
     @classmethod
@@ -123,23 +118,15 @@ class ReportData:
 
     @property
     def standing(self) -> dict[str, list[str]]:
-        """Sentences by setting: reasons for static selectors, places of other learned methods."""
-        sentences: dict[str, list[str]] = {}
-        for setting, rows in self.tables.items():
-            sentences[setting] = [
+        """Sentences by setting that say which selectors are static, and why."""
+        return {
+            setting: [
                 f"{title} is static here ({export}): choosing trees did not win on training prompts"
                 " held out in turn."
                 for title, export in self.exports.get(setting, {}).items()
             ]
-            control = control_of(rows)
-            sentences[setting] += [
-                f"{row.method}, learned here: {times(row.speedup)} plain decoding, place"
-                f" {place} of {len(rows)}."
-                for place, row in enumerate(sorted(rows, key=lambda r: -r.speedup[0]), 1)
-                if row.method in self.learned.get(setting, ())
-                and trusted(control, row.speedup) is not False
-            ]
-        return sentences
+            for setting in self.tables
+        }
 
 
 def _learned(

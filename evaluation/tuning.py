@@ -3,12 +3,7 @@
 Candidates are timed on prompts that are not evaluated. Keys identify methods and options identify
 candidates, in files too; titles are for print.
 
-A method that equals an earlier one (same rule, tree and drafter) is listed and not decoded again.
-Two rules are equal on a single path if they take the same decisions from the same random numbers,
-so that with one seed they write the same text: Naive, NaiveTree and SpecInfer at K = 1 all accept
-with min(1, p / q) and otherwise draw from the residual; block verification is Traversal on a path,
-and so is GBV with one branch. Rules with the same law but other work, such as SpecTr and Khisti at
-K = 1, are compared.
+A method with the rule and tree of an earlier one is listed and not decoded again.
 """
 
 import math
@@ -17,28 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nde_talf.decoding.actions import Action, canonical
 from nde_talf.decoding.common.files import read_json, write_json
-from nde_talf.decoding.names import ON_PATHS
 from nde_talf.evaluation.benchmark import Generate, Task
 
-LM_DRAFT, HEAD = "LM draft", "draft head"
-SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 WARM_UP = 8  # tokens decoded before a candidate is timed
-
-
-class Configuration(NamedTuple):
-    """A static method, its rule and tree in normal form: see `configuration`."""
-
-    rule: str
-    tree: Action
-    drafter: str = LM_DRAFT
-
-
-def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
-    """Return the normal form: equal for methods that write the same text from the same seed."""
-    tree, rule = canonical(tree), ON_PATHS.get(rule, rule)
-    return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 
 Options = dict[str, Any]
@@ -52,13 +29,13 @@ class Candidate(NamedTuple):
         title: in tables.
         make: its generator, from a title and a number of new tokens.
         options: see `Options`.
-        alike: equal for candidates that write the same text; None: equal to no other.
+        alike: title of a method that writes the same text; None: no other does.
     """
 
     title: str
     make: Callable[[str, int], Generate]
     options: Options
-    alike: Configuration | None = None
+    alike: str | None = None
 
     def generator(self, new_tokens: int) -> Generate:
         """Make its generator."""

@@ -7,8 +7,7 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import PLAIN
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import Row, by_setting, control_of
+from nde_talf.evaluation.table import Row, control_of
 
 ENOUGH = 30  # with fewer prompts a measurement is called indicative
 DO_NOT = "do not speculate with this pair"
@@ -26,9 +25,6 @@ class Verdict:
         best: the method with the highest figure.
         speedup: its figure.
         sentence: the conclusion in words.
-        runner_up: the next method.
-        behind: the runner-up's tokens/s over the best's, paired by prompt, [ratio, low, high].
-        clock_note: the control's reading in words, if it is trusted.
     """
 
     clock: str
@@ -37,9 +33,6 @@ class Verdict:
     best: str | None
     speedup: list[float] | None
     sentence: str
-    runner_up: str | None = None
-    behind: list[float] | None = None
-    clock_note: str = ""
 
 
 def in_words(setting: str) -> str:
@@ -57,7 +50,7 @@ def verdict(
         rows: its table.
         conditions: batch size, dtype and machine, in words.
         records: behind the table, also of other settings; without them the sentence mentions no
-            runner-up and no number of prompts.
+            number of prompts.
     """
     control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL, PLAIN)]
@@ -69,36 +62,8 @@ def verdict(
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
     speculate, sentence = _on_plain_decoding(setting, best, methods, conditions)
-    conclusion = Verdict("trusted", control, speculate, name, speedup, sentence)
-    conclusion.clock_note = (
-        f"Clock trusted: plain decoding against itself (A/A) reads {times(control)}, which holds 1"
-        " and is narrow enough."
-    )
-    decoded = by_setting(records).get(setting, {})
-    if best and decoded:
-        others = [row for row in methods if row is not best]
-        _compare(conclusion, best, others, decoded)
-    conclusion.sentence += _few_blocks({r.block for own in decoded.values() for r in own})
-    return conclusion
-
-
-def _compare(
-    conclusion: Verdict, best: Row, others: list[Row], decoded: dict[str, list[Record]]
-) -> None:
-    """Compare the best method with the next one, and with the fastest of transformers' loops."""
-    ours, second = decoded[best.method], others[0].method if others else ""
-    behind = speed_ratio(decoded[second], ours) if others else None
-    if behind and trusted(conclusion.control, behind):
-        conclusion.runner_up, conclusion.behind = second, behind
-        words = f"is slower: {shown(behind)} of that."
-        if behind[2] >= 1:
-            words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-        conclusion.sentence += f" The runner-up, {second}, {words}"
-    outside = next((row.method for row in others if row.outside), None)
-    if outside and outside != conclusion.runner_up and not best.outside:
-        ratio = speed_ratio(ours, decoded[outside])
-        if trusted(conclusion.control, ratio):
-            conclusion.sentence += f" It is {times(ratio)} as fast as {outside}."
+    sentence += _few_blocks({r.block for r in records if r.setting == setting})
+    return Verdict("trusted", control, speculate, name, speedup, sentence)
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:

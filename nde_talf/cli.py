@@ -4,7 +4,6 @@ import sys
 from importlib import import_module
 
 from nde_talf import __version__
-from nde_talf.pipelines.commands.output import steady
 from nde_talf.pipelines.commands.signals import leave_at_once
 
 COMMANDS = {
@@ -28,7 +27,6 @@ USAGE = "\n".join(
 )
 
 
-@steady()
 def main() -> None:
     """Hand the arguments on to the command."""
     arguments = sys.argv[1:]

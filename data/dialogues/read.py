@@ -8,7 +8,7 @@ model.
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ from nde_talf.data.text.conversation import (
     with_columns,
 )
 from nde_talf.data.text.corpus import load_table, short_hash
-from nde_talf.data.text.recognise import DIALOGUES
+from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
 from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.data.text.rows import Rows
 from nde_talf.decoding.common.errors import UserError
 
 
@@ -62,7 +63,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             turn.
     """
     rows = load_table(str(config.source), config.split)
-    turns_of, read = turns_in(config, rows.column_names)
+    turns_of, read = _turns_in(_recognised(config, rows), rows.column_names)
     dialogues: dict[str, Dialogue] = {}
     skipped: Counter[str] = Counter()
     for index in np.random.default_rng(seed).permutation(len(rows)):
@@ -102,7 +103,15 @@ def _as_asked(said: Conversation, regenerate: bool) -> Conversation:
     return Conversation(said.messages[: answers[-1] + 1], said.tools)
 
 
-def turns_in(
+def _recognised(config: DialogueConfig, rows: Rows) -> DialogueConfig:
+    """Name the columns of questions and answers where there is no column of turns."""
+    if config.column or config.user or {*DIALOGUES} & {*rows.column_names}:
+        return config
+    user = question_template(rows, str(config.source), f"{KEY}.user")
+    return replace(config, user=user, assistant=answer_template(rows))
+
+
+def _turns_in(
     config: DialogueConfig, columns: list[str]
 ) -> tuple[Callable[[dict[str, Any]], Any], list[str]]:
     """Return what gives a row's turns, and the columns that it reads.
@@ -112,8 +121,8 @@ def turns_in(
     if config.user:
         if not config.assistant and not config.regenerate:
             raise UserError(
-                f"{KEY}.user is set, {KEY}.assistant is not: name the answers' columns, or set"
-                f" {KEY}.regenerate=true."
+                f"{KEY}.source={config.source}: the question is {config.user}; name the answer with"
+                f" {KEY}.assistant, or set {KEY}.regenerate=true."
             )
         texts = {USER: config.user, ASSISTANT: config.assistant}
         templates = {

@@ -46,11 +46,10 @@ def regenerate(
     questions = [_said(one, by_system=False) for one in dialogues]
     going_on: Iterable[int] = range(len(dialogues))
     for turn in count():
-        asked = {}
-        for i in (each for each in going_on if turn < len(questions[each])):
-            with suppress(UnsuitedError):  # the template may refuse a dialogue: it gets no answer
-                asked[i] = encoder.prompt([*made[i].messages, questions[i][turn]])
-        prompts = {i: ids for i, ids in asked.items() if len(ids) <= longest - new_tokens}
+        asked = {
+            i: [*made[i].messages, questions[i][turn]] for i in going_on if turn < len(questions[i])
+        }
+        prompts = _prompts(encoder, asked, longest - new_tokens)
         if not prompts:
             break
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
@@ -61,6 +60,17 @@ def regenerate(
             if _answered(made, i, questions[i][turn], answer, encoder, new_tokens)
         ]
     return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]
+
+
+def _prompts(
+    encoder: ChatEncoder, asked: dict[int, list[Message]], most: int
+) -> dict[int, list[int]]:
+    """Encode what is asked; without what is too long, or what the template refuses."""
+    prompts = {}
+    for i, messages in asked.items():
+        with suppress(UnsuitedError):
+            prompts[i] = encoder.prompt(messages)
+    return {i: ids for i, ids in prompts.items() if len(ids) <= most}
 
 
 def _said(dialogue: Dialogue, by_system: bool) -> list[Message]:

@@ -44,12 +44,8 @@ def sample_batch(
     cache, hidden = _prefilled(model, prompts, new_tokens)
     texts: list[list[int]] = [[] for _ in prompts]
     rows = [*range(len(prompts))]  # of the batch, as numbers of prompts
-    width, mask = cache.length, None
-    lengths = torch.tensor([*map(len, prompts)], device=model.device)
-    if len({*map(len, prompts)}) > 1:  # the slots before shorter prompts are hidden
-        before = torch.arange(width + new_tokens, device=model.device) < width - lengths[:, None]
-        mask = torch.zeros(before.shape, dtype=model.dtype, device=model.device)
-        mask = mask.masked_fill_(before, torch.finfo(model.dtype).min)[:, None, None]
+    width, lengths = cache.length, torch.tensor([*map(len, prompts)], device=model.device)
+    mask = _hiding(model, lengths, width, new_tokens)
     for step in range(1, new_tokens + 1):
         weights = warp(model.logits(hidden), setting)
         drawn = locate(weights, range(len(rows)), [rngs[row].uniform() for row in rows])
@@ -68,6 +64,15 @@ def sample_batch(
         seen = None if mask is None else mask[..., : width + step]
         hidden = model.hidden(tokens, lengths[:, None] + (step - 1), seen, cache)[:, -1]
     return [text[:-1] if text and text[-1] in ends else text for text in texts]
+
+
+def _hiding(model: CausalModel, lengths: Tensor, width: int, more: int) -> Tensor | None:
+    """Hide the slots before shorter prompts; None where all prompts are equally long."""
+    if len(lengths.unique()) == 1:
+        return None
+    before = torch.arange(width + more, device=model.device) < width - lengths[:, None]
+    mask = torch.zeros(before.shape, dtype=model.dtype, device=model.device)
+    return mask.masked_fill_(before, torch.finfo(model.dtype).min)[:, None, None]
 
 
 def _prefilled(

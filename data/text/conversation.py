@@ -26,8 +26,6 @@ AFTER = {SYSTEM: {USER}, USER: {ASSISTANT}, ASSISTANT: {USER, TOOL}, TOOL: {TOOL
 """Role -> the roles that may speak next."""
 SYSTEM_COLUMNS, TOOL_COLUMN = (SYSTEM, "system_prompt"), "tools"
 """Columns beside the turns that are part of a conversation."""
-LEFT_OUT = "rows left out"
-"""The fate of a row that cannot be used."""
 TURN = ("from", "value", "role", "content")
 """Keys of a turn whose values are read; templates get the others as they are."""
 
@@ -117,23 +115,13 @@ def question_keys(messages: Sequence[Message]) -> list[str]:
     return [_digest(each) for each in ([[one] for one in asked] + several)]
 
 
-def told(notes: Counter[tuple[str, str]]) -> list[str]:
-    """Return a line for each fate of rows.
+def and_skipped(reasons: Counter[str]) -> str:
+    """Tell how many rows or texts were left out, by reason.
 
-    >>> told(Counter({("left out", "that are blank"): 2, ("cut", "longer than 9"): 1}))
-    ['left out: that are blank (2)', 'cut: longer than 9 (1)']
+    >>> and_skipped(Counter({"that are blank": 2}))
+    '; skipped 2 that are blank'
     """
-    lines = dict.fromkeys(fate for fate, _ in notes)
-    return [
-        f"{line}: "
-        + ", ".join(f"{name} ({n})" for (fate, name), n in notes.items() if fate == line)
-        for line in lines
-    ]
-
-
-def unused_columns(columns: Iterable[str], read: Iterable[str]) -> list[str]:
-    """List the columns that are no part of a conversation."""
-    return [name for name in columns if name not in (*read, *SYSTEM_COLUMNS, TOOL_COLUMN)]
+    return "".join(f"; skipped {count} {reason}" for reason, count in reasons.most_common())
 
 
 def _digest(texts: list[str]) -> str:

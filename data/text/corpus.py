@@ -19,7 +19,7 @@ import datasets
 
 from nde_talf.data.text.generated import documents as generated
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import JsonRows, Rows
+from nde_talf.data.text.rows import Rows, json_rows
 from nde_talf.data.text.settings import (
     BUILT_IN,
     FILE_FORMATS,
@@ -59,10 +59,6 @@ SOURCES = (
 """Sources of rows, for messages."""
 HUB_FILES = "hf://"
 """Begins the name of a file on the hub."""
-BESIDE_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
-"""Files of `datasets` that hold no rows."""
-ABOUT = ("readme", "license", "licence", "notice", "citation", "changelog")
-"""Names of text files that describe a folder's data."""
 
 
 def load_documents(source: str, column: str = "text", split: str = "train") -> datasets.Dataset:
@@ -139,8 +135,6 @@ def _named_texts(source: str, template: RowTemplate, split: str) -> list[tuple[s
 def load_table(source: str, split: str = "train", first: int | None = None) -> Rows:
     """Load the rows of a file or of a Hugging Face dataset, with whatever columns they have.
 
-    Large files stay on disk: a row is read when it is asked for.
-
     Args:
         source: a local file, a file of a hub repository (`hf://datasets/...`), or a dataset's name.
         split: of a dataset.
@@ -180,9 +174,13 @@ def _load_table(source: str, split: str, first: int | None) -> Rows:
     else:
         raise UserError(f"{source!r} is nothing that can be read. Give {SOURCES}.")
     if first is None:
-        return Rows([datasets.load_dataset(name, **arguments)])
+        return _rows_of(datasets.load_dataset(name, **arguments))
     stream = datasets.load_dataset(name, streaming=True, **arguments)
-    return Rows([datasets.Dataset.from_list([*stream.take(first)])])
+    return Rows([*stream.take(first)])
+
+
+def _rows_of(dataset: Any) -> Rows:
+    return Rows(dataset, dataset.column_names)
 
 
 def source_digest(source: str) -> str | None:
@@ -198,35 +196,22 @@ def source_digest(source: str) -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a folder that hold rows or text.
-
-    README.md, or any .md beside tables, describes them, and is text only where it is alone.
-    """
-    paths = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in FILE_FORMATS
-        and path.is_file()
-        and path.name not in BESIDE_ROWS
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    tables = any(FILE_FORMATS[path.suffix] != "text" for path in paths)
-    data = [path for path in paths if not (tables and path.suffix == ".md")]
-    return [path for path in data if path.stem.lower() not in ABOUT] or paths
+    """List the files of a folder that hold rows; where there are none, its texts."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.suffix in FILE_FORMATS]
+    paths = [path for path in paths if path.is_file() and path.stem != "README"]
+    return [path for path in paths if FILE_FORMATS[path.suffix] != "text"] or paths
 
 
 def _load_folder(folder: Path) -> Rows:
     """Load the files of a folder as one table; a text file is one row."""
-    tables: list[Any] = []
+    rows: list[dict[str, Any]] = []
     for path in _files(folder):
-        rows = load_table(str(path))
-        if FILE_FORMATS[path.suffix] == "text":
-            text = "\n".join(row["text"] for row in rows)
-            rows = Rows([datasets.Dataset.from_dict({"text": [text]})])
-        tables.append(rows)
-    if not tables:
+        own = load_table(str(path))
+        text = FILE_FORMATS[path.suffix] == "text"
+        rows += [{"text": "\n".join(row["text"] for row in own)}] if text else own
+    if not rows:
         raise UserError(f"{str(folder)!r}: it holds no file to read. Give {SOURCES}.")
-    return Rows(tables)
+    return Rows(rows)
 
 
 def _load_file(path: Path) -> Rows:
@@ -234,10 +219,10 @@ def _load_file(path: Path) -> Rows:
         raise ValueError("the file is empty")
     builder = FILE_FORMATS[path.suffix]
     if builder == "json":
-        return Rows([JsonRows(path)])
+        return json_rows(path)
     how = _as_written(path) if builder == "csv" else {}
     file = glob.escape(str(path))  # a name with brackets or stars is a name
-    return Rows([datasets.load_dataset(builder, data_files=file, split="train", **how)])
+    return _rows_of(datasets.load_dataset(builder, data_files=file, split="train", **how))
 
 
 def _as_written(path: Path) -> dict[str, Any]:

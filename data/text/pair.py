@@ -251,8 +251,7 @@ def load_models(
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows
     is fitted to the target's once, and the target's texts end where its tokenizer ends them too.
-    Prints which forward passes they have, and ends that not all sources name. Raises UserError as
-    `CausalModel.load` does.
+    Prints which forward passes they have. Raises UserError as `CausalModel.load` does.
 
     Args:
         where: of the target, and perhaps of the draft.
@@ -274,26 +273,14 @@ def load_models(
         model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
     if models:
-        read_ends(models, places[0])
+        read_ends(models[0], places[0])
     return models
 
 
-def read_ends(models: list[CausalModel], where: str) -> None:
-    """Let texts end where target, tokenizer or chat template end them; say where these differ.
-
-    models: target, and perhaps draft. where: the folder or hub name of the target.
-    """
-    target, own = models[0], [model.ends for model in models]
+def read_ends(target: CausalModel, where: str) -> None:
+    """Let texts end where a target in the folder or hub name `where` and its template end them."""
     eos = target.module.generation_config.eos_token_id
-    target.chat_ends = ends = text_ends(where, eos, target.vocab_size)
-    for model, listed in zip(models, own, strict=True):
-        if listed != ends:
-            console.print(
-                f"{model.name}: generation_config ends texts at {sorted(listed)}; by the target's"
-                f" tokenizer and chat template they end at {sorted(ends)}",
-                style="dim",
-                soft_wrap=True,
-            )
+    target.chat_ends = text_ends(where, eos, target.vocab_size)
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

@@ -11,15 +11,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.text.conversation import (
-    LEFT_OUT,
     SYSTEM,
     USER,
     Conversation,
     Message,
     UnsuitedError,
+    and_skipped,
     question,
     question_keys,
-    told,
 )
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.prompts import Prompt, ids_of, in_turn, make_prompt
@@ -68,10 +67,7 @@ def load_sets(
         by_part = []
         for i, part in enumerate(parts):
             from_part = from_set // len(parts) + (i < from_set % len(parts))
-            prompts, notes = _draw(name, prompt_set, part, from_part, seed, tokenizer, chat, seen)
-            by_part.append(prompts)
-            for line in told(notes):
-                console.print(f"{part.source}: {line}", soft_wrap=True)
+            by_part.append(_draw(name, prompt_set, part, from_part, seed, tokenizer, chat, seen))
         by_set.append(in_turn(by_part))
     return in_turn(by_set)
 
@@ -93,11 +89,8 @@ def _draw(
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatTemplate | None,
     seen: set[str],
-) -> tuple[list[Prompt], Counter[tuple[str, str]]]:
-    """Draw `count` prompts of one source, none of them in `seen`.
-
-    Counts what is left out or cut, see `told`.
-    """
+) -> list[Prompt]:
+    """Draw `count` prompts of one source, none of them in `seen`. Prints what is left out."""
     key = f"data.sets.{name}"
     template = RowTemplate(part.template, part.source, f"{key}.template")
     first = 20 * max(1, count)  # a set without its share of few prompts is checked too
@@ -107,7 +100,7 @@ def _draw(
     key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
     prompts: list[Prompt] = []
     longer = f"longer than {key}.max_tokens={prompt_set.max_tokens}"
-    notes: Counter[tuple[str, str]] = Counter()
+    skipped: Counter[str] = Counter()
     # In random order; of a stream the first rows.
     for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
         if len(prompts) == count:
@@ -117,31 +110,27 @@ def _draw(
             asked = question(row, template)
             text, too_long = _text_of(asked, template.render(row), prompt_set, tokenizer, chat)
         except UnsuitedError as error:
-            notes[LEFT_OUT, str(error)] += 1
+            skipped[str(error)] += 1
             continue
         bare = [m | {"content": template.bare(m["content"])} for m in asked.messages]
         prompt = make_prompt(prompt_set.kind or name, text, bool(chat), question_keys(bare)[-1])
-        notes["prompts cut" if text else LEFT_OUT, longer] += too_long
-        repeated = prompt.id in seen
-        notes[LEFT_OUT, "that occurred before"] += bool(text) and repeated
-        if text and not repeated:
+        if not text:
+            skipped[longer] += too_long
+        elif prompt.id in seen:
+            skipped["that occurred before"] += 1
+        else:
             prompts.append(prompt)
             seen.add(prompt.id)
-    _check_count(prompts, count, part.source, key, notes)
-    return prompts, +notes
-
-
-def _check_count(
-    prompts: list[Prompt], count: int, source: str, key: str, notes: Counter[tuple[str, str]]
-) -> None:
-    """Raise UserError where a source has fewer than `count` prompts."""
+    others = and_skipped(+skipped)
     if len(prompts) < count:
-        others = "".join(f"; {line}" for line in told(+notes))
         raise UserError(
-            f"{key}: {count} prompts are asked of {source!r} (data.prompt_count, in equal"
+            f"{key}: {count} prompts are asked of {part.source!r} (data.prompt_count, in equal"
             f" parts), which has {len(prompts)}{others}. Lower data.prompt_count, or choose another"
             " split."
         )
+    if others:
+        console.print(f"{part.source}: {len(prompts)} prompts{others}", soft_wrap=True)
+    return prompts
 
 
 def _text_of(

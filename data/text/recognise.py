@@ -1,13 +1,5 @@
 """Recognise what the columns of somebody's own file hold, by their names."""
 
-from collections import Counter
-
-from nde_talf.data.text.conversation import (
-    LEFT_OUT,
-    UnsuitedError,
-    question,
-)
-from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.rows import Rows
 from nde_talf.decoding.common.errors import UserError
 
@@ -48,22 +40,3 @@ def answer_template(rows: Rows) -> str | None:
     """Return the template of the answer, if one column has an answer's name."""
     named = [name for name in ANSWERS if name in rows.column_names]
     return f"{{{named[0]}}}" if len(named) == 1 else None
-
-
-def distinct(rows: Rows, template: RowTemplate) -> tuple[list[str], Counter[tuple[str, str]]]:
-    """Return the prompts of rows, each once, and count what is left out, see `told`.
-
-    Raises UserError for a template that does not fit them.
-    """
-    template.check(rows.column_names)
-    texts: dict[str, None] = {}
-    notes: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        try:
-            asked = question(row, template)
-        except UnsuitedError as error:
-            notes[LEFT_OUT, str(error)] += 1
-            continue
-        notes[LEFT_OUT, "that occurred before"] += str(asked) in texts
-        texts[str(asked)] = None
-    return [*texts], +notes

@@ -47,7 +47,6 @@ FILE_FORMATS = {
     ".json": "json",
     ".parquet": "parquet",
     ".csv": "csv",
-    ".arrow": "arrow",
 }
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
 

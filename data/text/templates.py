@@ -74,7 +74,7 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> None
 class ChatTemplate:
     """A chat template, tried on a question and an answer before it is trusted.
 
-    A template over lists of parts gets such lists, and one that refuses system turns gets none.
+    One that refuses system turns gets none.
 
     Args:
         tokenizer: gives the template, if there is no other.
@@ -94,14 +94,12 @@ class ChatTemplate:
         options: dict[str, Any] | None = None,
     ):
         self._tokenizer, self._how = tokenizer, {"chat_template": template, **(options or {})}
-        self._system, self._parts = True, False
+        self._system = True
         if fault := self._fault():
-            self._parts = True
-            if self._fault():
-                raise UserError(
-                    f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or"
-                    " take a tokenizer with another one."
-                )
+            raise UserError(
+                f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or take a"
+                " tokenizer with another one."
+            )
         try:
             self.render([{"role": SYSTEM, "content": ASKED}, *TRIED])
         except UnsuitedError:
@@ -113,8 +111,7 @@ class ChatTemplate:
             text = _squeezed(self.render(TRIED))
         except UnsuitedError as error:
             return f"cannot render a conversation ({first_line(error.__cause__ or error)})"
-        printed = self._parts and "'type':" in text  # the list itself
-        if not printed and all(_squeezed(said) in text for said in (ASKED, PROBE)):
+        if all(_squeezed(said) in text for said in (ASKED, PROBE)):
             return ""
         return "does not show a question and its answer, so that none could be used"
 
@@ -128,10 +125,7 @@ class ChatTemplate:
 
     def _given(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the template takes them."""
-        given = [m for m in messages if self._system or m["role"] != SYSTEM]
-        if not self._parts:
-            return given
-        return [m | {"content": [{"type": "text", "text": m["content"]}]} for m in given]
+        return [m for m in messages if self._system or m["role"] != SYSTEM]
 
 
 def _squeezed(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nde_talf.decoding.actions import L1_MAX, L2_MAX
+from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
 from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
@@ -104,3 +104,16 @@ class TracesConfig:
     def distance(self, split: str) -> int:
         """Tokens from a root of a split to the next: few for labels from text, which are cheap."""
         return 4 if self.labels == "text" and split == "train" else self.stride
+
+    def roots(self, split: str) -> int:
+        """Count the roots of a split, at most."""
+        prompts = self.train_prompts if split == "train" else self.validation_prompts
+        return len(self.settings) * prompts * -(-self.new_tokens // self.distance(split))
+
+    def space(self, target_hidden: int, draft_hidden: int) -> int:
+        """Count the bytes of all roots, at most: hidden states in half precision, and labels."""
+        states = 2 * (target_hidden + 2 * draft_hidden)
+        labels = 4 * len(TREES) * len(self.verifiers)
+        validation = self.roots("validation") * (self.validation_samples or self.samples)
+        trees = self.roots("train") * self.samples + validation
+        return (self.roots("train") + self.roots("validation")) * states + trees * labels

@@ -21,7 +21,6 @@ from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.store import Shard, TraceStore
 from nde_talf.data.traces.super_trees import Draft
 from nde_talf.data.traces.trace import STATES, trace_trajectories
-from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.device import free_memory
@@ -126,18 +125,6 @@ class Tracer:
             fresh = TraceStore(sampled.folder, sampled.kind)
             texts = fresh.lists(fresh.name(shard, shards))["tokens"]
         return name, store.write_shard(name, self.trace(unit, texts))
-
-    def most_roots(self, work: list[Unit]) -> tuple[int, int]:
-        """Count the most roots that units can have, and the bytes of their columns."""
-        target, draft = self.models
-        states = 2 * (target.hidden_size + 2 * draft.hidden_size)  # bytes in half precision
-        labels = 4 * len(TREES) * len(self.config.verifiers)
-        roots = size = 0
-        for unit in work:
-            each = -(-self.config.new_tokens // self.config.distance(unit.prompts[0].split))
-            count = each * len(unit.prompts) * len(unit.settings)
-            roots, size = roots + count, size + count * (states + unit.samples * labels)
-        return roots, size
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """Sample the target's text after every prompt: columns prompt_id and tokens [P]."""

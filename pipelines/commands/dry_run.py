@@ -15,20 +15,18 @@ from rich.filesize import decimal
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.text.pair import load_models
 from nde_talf.data.text.settings import ANSWERS, SELF
-from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console, duration
-from nde_talf.decoding.features import SCALARS
 from nde_talf.decoding.models.configuration import longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
     Size,
-    count_roots,
     from_size,
     measured,
     minutes,
@@ -170,10 +168,7 @@ def most_memory(config: Config, models: dict[str, Any]) -> int:
 
 
 def _print_sizes(config: Config) -> None:
-    """Print what models take, and what stages take at most.
-
-    Traces are hidden states, scalars and labels of roots.
-    """
+    """Print what models take, and what stages take at most."""
     models, traces = pair_without_weights(config.model), config.traces
     table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
     for role, model in models.items():
@@ -184,12 +179,8 @@ def _print_sizes(config: Config) -> None:
             table.add_row(f"{role}: 1,000 tokens of context", decimal(1000 * cached))
     table.add_row("memory, at most about", decimal(most_memory(config, models)))
     if "draft" in models:
-        roots = sum(count_roots(traces))
-        target, draft = (model.get_output_embeddings().in_features for model in models.values())
-        samples = max(traces.samples, traces.validation_samples)
-        numbers = len(SCALARS) + 3 + samples * len(traces.verifiers) * len(TREES)
-        taken = decimal(roots * (2 * (target + 2 * draft) + 4 * numbers))
-        table.add_row("traces on disk", f"{taken}, at most {roots:,} roots")
+        sizes = (model.get_output_embeddings().in_features for model in models.values())
+        table.add_row("traces on disk, at most", decimal(traces.space(*sizes)))
     folder = Path(config.paths.checkpoints).absolute()
     disk = next(path for path in (folder, *folder.parents) if path.exists())
     table.add_row(f"free in {disk}", decimal(shutil.disk_usage(disk).free))
@@ -208,6 +199,8 @@ def _print_data(config: Config, whole: bool) -> None:
     check_template(config)
     if whole and config.data.sets:
         _print_prompts(config, tokenizer)
+    if whole and config.dialogues.source and config.stage in ("all", "draft"):
+        read_dialogues(config.dialogues, config.seed)
 
 
 def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -103,16 +103,6 @@ def _seconds(run: Callable[[], Tensor]) -> float:
     return clock() - started
 
 
-def count_roots(traces: TracesConfig) -> tuple[int, int]:
-    """Count the roots of both splits, at most: (train, validation)."""
-    counts = {"train": traces.train_prompts, "validation": traces.validation_prompts}
-    train, validation = (
-        len(traces.settings) * count * -(-traces.new_tokens // traces.distance(split))
-        for split, count in counts.items()
-    )
-    return train, validation
-
-
 def works(config: Config, size: Size) -> dict[str, Work]:
     """Count the work of every stage."""
     head, drafter = size.head / size.target, size.head
@@ -124,13 +114,14 @@ def works(config: Config, size: Size) -> dict[str, Work]:
     groups = {*evaluation.methods} & {*(WITHOUT_DRAFT if config.drafter == "nobody" else METHODS)}
     texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
     texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
-    selector, roots = config.selector, sum(count_roots(config.traces))
+    selector, traces = config.selector, config.traces
+    roots = traces.roots("train") + traces.roots("validation")
     epochs = selector.epochs * selector.folds * len(selector.verifiers)
     return {
         "pair": _pair(config, share),
         "draft": _head(config, head),
         "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
-        "traces": _traces(config.traces, share),
+        "traces": _traces(traces, share),
         "selector": Work(seconds=5 + EPOCH * roots * epochs),
         "evaluate": Work(0, texts * evaluation.new_tokens, 0, 5),
     }
@@ -167,9 +158,8 @@ def _head(config: Config, share: float) -> Work:
 
 
 def _traces(traces: TracesConfig, share: float) -> Work:
-    train, validation = count_roots(traces)
-    trees = validation * (traces.validation_samples or traces.samples)
-    trees += train * traces.samples * (traces.labels == "trees")
+    trees = traces.roots("validation") * (traces.validation_samples or traces.samples)
+    trees += traces.roots("train") * traces.samples * (traces.labels == "trees")
     prompts = traces.train_prompts + traces.validation_prompts
     tokens = prompts * len(traces.settings) * traces.new_tokens
     # Each row is run by both models, and as much again is computed of its distributions.

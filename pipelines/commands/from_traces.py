@@ -26,7 +26,7 @@ from nde_talf.evaluation.recommendation import (
 from nde_talf.pipelines.commands.recommend import STOPS, RecommendConfig
 from nde_talf.pipelines.config.schema import MEASURED, TABLE, table_file
 from nde_talf.pipelines.runs.finished import Run
-from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
+from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, read_manifest
 from nde_talf.pipelines.runs.run_models import pair_of
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.selector.prices import AGREE, LatencyTable
@@ -39,7 +39,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
 
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
-    made = check_stage(run, "traces")["traces"]
+    made = _settings_of(run, "traces")["traces"]
     names, rule = [config.setting] if config.setting else made["settings"], config.rejection
     if missing := {*names} - {*made["settings"]}:
         raise UserError(
@@ -111,45 +111,27 @@ def _method(run: Run, drafter: str) -> Method:
     return draft_method(str(Path(draft).resolve()) if Path(draft).is_dir() else draft, 1)
 
 
-def _advice(run: Run, stage: str) -> str:
-    if run.shipped:
-        return "make a run: nde run."
-    if pair_of(run).has_draft or (run.stage("draft") / "export").is_dir():
-        return f"run stage={stage}."
-    return (
-        "the run has neither a draft model nor a head: stage=draft trains a head, and"
-        " model.draft=distil a draft model."
-    )
-
-
-def check_stage(run: Run, stage: str) -> dict:
+def _settings_of(run: Run, stage: str) -> dict:
     """Return the settings that a stage was made with.
 
-    Raises UserError if it is not there, damaged, or made from other stages than the run's.
+    Raises UserError if it is not there or damaged.
     """
     folder = run.stage(stage)
     if not (folder / MANIFEST).exists():
         raise UserError(
-            f"{folder}: stage={stage} is not finished, and recommend reads it; "
-            + _advice(run, stage)
+            f"{folder}: stage={stage} is not finished, and recommend reads it: run stage={stage} of"
+            " a run of your own."
         )
     manifest = read_manifest(folder)
     check_files(folder, manifest, stage)
-    for name, used in manifest["inputs"].items():
-        source = run.stage(name)
-        if (source / MANIFEST).exists() and identity(read_manifest(source)) != used:
-            raise UserError(
-                f"{folder}: it is of another {name} than {source}; make it again with"
-                f" stage={stage} force=true."
-            )
     return manifest["settings"]
 
 
 def _table(config: RecommendConfig, run: Run, drafter: str) -> LatencyTable:
-    """The prices. Raises UserError for a table of another drafter or of models of other sizes."""
+    """Return the prices. Raises UserError for another drafter's or other models'."""
     measured = run.stage("latency") / TABLE
     if config.table == MEASURED:
-        timed = check_stage(run, "latency")["drafter"]
+        timed = _settings_of(run, "latency")["drafter"]
         if timed != drafter:
             raise UserError(
                 f"{measured.parent}: it has prices of traces.drafter={timed}, and the traces are of"

@@ -1,10 +1,7 @@
 """Checks of this machine before any work starts: its device, its latency tables, its login."""
 
 import os
-from contextlib import suppress
-from netrc import NetrcParseError, netrc
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
@@ -31,21 +28,13 @@ def check_machine(config: Config) -> None:
 
 
 def _check_login() -> None:
-    """Raise UserError if W&B has no key, or its server does not take it.
-
-    Otherwise it would ask for one, or fail, after work was done.
-    """
+    """Let W&B log in, which may ask for a key; raise UserError if it cannot."""
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    stored, fault = False, "there is no API key"
     try:
-        host = urlsplit(wandb.setup().settings.base_url).hostname
-        with suppress(OSError, NetrcParseError):
-            stored = netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
-        if stored or {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & os.environ.keys():
-            wandb.login()
-            return
+        wandb.login(verify=True)
+        return
     except Exception as error:  # of its settings, its service and the network
         fault = " ".join(str(error).split())[:300]
     raise UserError(

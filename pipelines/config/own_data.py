@@ -5,13 +5,11 @@ line to Hydra. `fit` has the file read, by `own_files`.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from nde_talf.data.text.settings import FILE_FORMATS, PromptSet, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import local
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import presets, quoted, unquoted
@@ -29,8 +27,6 @@ def in_full(arguments: Sequence[str]) -> Iterator[str]:
         group, _, given = each.partition("=")
         value = unquoted(given)
         preset = group in WORDS and value in presets(group)
-        if preset and Path(value).exists():
-            console.print(f"! {each} is the preset; the file is {group}=./{value}")
         if group in WORDS and not preset and _is_source(value):
             yield f"{group}=file"
             yield quoted(WORDS[group], local(value))
@@ -56,22 +52,18 @@ def _is_source(value: str) -> bool:
 
 
 def fit(config: Config) -> tuple[Config, list[str]]:
-    """Recognise the columns of own files, and fit counts and splits to their sizes.
+    """Recognise the columns of own prompts, and fit counts and splits to their number.
 
     Also returns what is wrong with the files: they cannot be read, are ambiguous, or have too few
     rows.
     """
-    prompts, dialogues, faults = _own_prompts(config), _own_dialogues(config), []
-    if not prompts and not dialogues:
+    prompts = _own_prompts(config)
+    if not prompts:
         return config, []
-    files = work_of("own_files")
-    works = [partial(files.fit_prompts, sets=prompts)] * bool(prompts)
-    for work in works + [files.fit_dialogues] * dialogues:
-        try:
-            config = work(config)
-        except UserError as error:
-            faults.append(str(error))
-    return config, faults
+    try:
+        return work_of("own_files").fit_prompts(config, prompts), []
+    except UserError as error:
+        return config, [str(error)]
 
 
 def _own_prompts(config: Config) -> dict[str, PromptSet]:
@@ -81,14 +73,6 @@ def _own_prompts(config: Config) -> dict[str, PromptSet]:
         for name, entry in config.data.sets.items()
         if (entry.template is None or name == "file") and _readable(entry.source)
     }
-
-
-def _own_dialogues(config: Config) -> bool:
-    """Return whether dialogues' layout is to be recognised: a hub's preset names its turns."""
-    own, read = config.dialogues, config.stage in ("all", "draft")
-    preset = own.column or own.user
-    known = preset and not Path(str(own.source)).exists()
-    return read and _readable(own.source) and not known
 
 
 def _readable(source: str | None) -> bool:

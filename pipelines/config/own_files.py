@@ -7,28 +7,21 @@ torch.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.data.dialogues.read import read_dialogues, turns_in
-from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.text.conversation import (
-    LEFT_OUT,
-    Conversation,
-    told,
-    unused_columns,
+    UnsuitedError,
+    and_skipped,
+    question,
 )
 from nde_talf.data.text.corpus import load_table
-from nde_talf.data.text.recognise import DIALOGUES, answer_template, distinct, question_template
+from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config.command_line import CONFIGS
 from nde_talf.pipelines.config.schema import Config
 
 FEWEST = 8
@@ -53,13 +46,17 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     rows = load_table(source, entry.split)
     template = entry.template or question_template(rows, source, key)
     rendered = RowTemplate(template, source, key)
-    texts, notes = distinct(rows, rendered)
-    show(
-        f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows",
-        texts[:3],
-        notes,
-        unused_columns(rows.column_names, rendered.columns),
-    )
+    rendered.check(rows.column_names)
+    asked: dict[str, None] = {}
+    skipped: Counter[str] = Counter()
+    for row in rows:
+        try:
+            asked[str(question(row, rendered))] = None
+        except UnsuitedError as error:
+            skipped[str(error)] += 1
+    texts = [*asked]
+    found = f"{source}: {len(texts)} prompts by {template!r}, of {len(rows)} rows"
+    show(found + and_skipped(skipped), texts[:3])
     if len(texts) < FEWEST:
         raise UserError(
             f"{source}: it has {len(texts)} different prompts; the least is {FEWEST}, to train on"
@@ -68,19 +65,10 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     return replace(entry, template=template), len(texts)
 
 
-def show(
-    title: str,
-    texts: Sequence[str],
-    notes: Counter[tuple[str, str]] | None = None,
-    columns: Sequence[str] = (),
-) -> None:
-    """Print the first texts in a frame, with what is left out or not used of all, `columns` too."""
+def show(title: str, texts: Sequence[str]) -> None:
+    """Print the first texts in a frame."""
     console.print(title, soft_wrap=True)
-    lines = told(notes or Counter())
-    if columns:
-        lines.append(f"columns not used: {', '.join(columns)}")
-    parts = [*map(shortened, texts), "\n".join(lines)]
-    framed("the first", Text("\n─\n".join(filter(None, parts))))
+    framed("the first", Text("\n─\n".join(map(shortened, texts))))
 
 
 def framed(title: str, text: Text) -> None:
@@ -130,41 +118,3 @@ def _tell(config: Config) -> None:
             " prompts with the target's answers, but for those held out; no built-in text. A small"
             " target answers poorly: give a model of yours by model.target=FOLDER_OR_HUB_NAME"
         )
-
-
-def fit_dialogues(config: Config) -> Config:
-    """Recognise the layout of dialogues and show three of them."""
-    rows = load_table(str(config.dialogues.source), config.dialogues.split)
-    own = _recognised(config.dialogues, rows)
-    dialogues, skipped = read_dialogues(own, config.seed)
-    notes = Counter({(LEFT_OUT, reason): number for reason, number in skipped.items()})
-    show(
-        f"{own.source}: {len(dialogues)} dialogues",
-        [str(Conversation(one.messages)) for one in dialogues[:3]],
-        notes,
-        unused_columns(rows.column_names, turns_in(own, rows.column_names)[1]),
-    )
-    if own.regenerate:
-        console.print("The target gives the answers (dialogues.regenerate=true).")
-    own = replace(own, held_out=max(own.held_out, min(0.5, 8 / len(dialogues))))
-    if not config.model.target:  # one that is trained here has no template and a short context
-        plain = OmegaConf.load(Path(CONFIGS, "dialogues", "plain.yaml"))
-        length = min(own.length, 2 * config.model.length, config.model.target_lm.max_length)
-        template = own.chat_template or plain.chat_template
-        tokens = min(own.new_tokens, length // 2)  # which leaves a question room
-        own = replace(own, chat_template=template, length=length, new_tokens=tokens)
-    return replace(config, dialogues=own)
-
-
-def _recognised(own: DialogueConfig, rows: Any) -> DialogueConfig:
-    """Find where the questions and answers are; without answers the target gives them."""
-    listed = {*DIALOGUES} & {*rows.column_names}
-    if not (own.column or own.user or listed):
-        user = question_template(rows, str(own.source), "dialogues.user")
-        own = replace(own, user=user, assistant=answer_template(rows))
-    unanswered = not own.assistant if own.user else own.column in (None, "turns")
-    turns = rows[0].get("turns") if len(rows) else None
-    questions = isinstance(turns, list) and {*map(type, turns)} == {str}
-    if unanswered and (own.user or questions):
-        return replace(own, regenerate=True)
-    return own

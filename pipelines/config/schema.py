@@ -271,7 +271,7 @@ class TrackingConfig:
     project: Text = "nde-talf"
     """Name of the W&B project."""
     samples: bool = True
-    """false: record no text, path or exported file (SECURITY.md)."""
+    """false: record no text and no path (SECURITY.md)."""
 
 
 @settings("ray")

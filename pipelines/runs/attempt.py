@@ -68,13 +68,6 @@ class Attempt:
             for name, folder in self.folders.items()
         }
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
-        for name, folder in self.folders.items():
-            for other, used in read_manifest(folder)["inputs"].items():
-                if used != self.inputs.get(other, used):
-                    console.print(
-                        f"! stage={name} in {folder} was made from another {other} than this stage"
-                        f" reads. Run stage={name} again if they should fit."
-                    )
 
     def run(self, force: bool) -> None:
         """Run the stage unless it is finished.
@@ -140,31 +133,16 @@ class Attempt:
             )
 
     def _work(self) -> float:
-        """Let the stage work, and write its manifest.
-
-        Returns the seconds it took, with those before an interruption, or before it was mended.
-        """
+        """Let the stage work, and write its manifest. Returns the seconds it took."""
         own = self.own
         own.mkdir(parents=True, exist_ok=True)
         console.rule(self.stage.name)
         started = time.monotonic()
-        if (own / MANIFEST).exists():
-            started -= read_manifest(own)["seconds"]
-        elif (own / BEGUN).exists():
-            started -= _begin(own)["seconds"]
-
-        def note() -> None:
-            write_json(own / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
-
-        try:
-            note()
-            name, folders = self.stage.name, {**self.folders, self.stage.name: own}
-            with reporting(name), tracked(self.config, name, own) as tracker:
-                metrics = self.stage.work(self.config, folders, tracker)
-                tracker.log(metrics)
-        except BaseException:
-            note()
-            raise
+        write_json(own / BEGUN, self.wanted)
+        name, folders = self.stage.name, {**self.folders, self.stage.name: own}
+        with reporting(name), tracked(self.config, name, own) as tracker:
+            metrics = self.stage.work(self.config, folders, tracker)
+            tracker.log(metrics)
         seconds = time.monotonic() - started
         write_manifest(own, self.wanted, metrics, seconds)
         return seconds

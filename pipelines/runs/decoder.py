@@ -3,7 +3,6 @@
 `nde_talf.pipelines.commands.generate` is the command; this module needs torch.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -13,12 +12,10 @@ import torch
 from rich.text import Text as Styled
 from transformers import PreTrainedTokenizerBase
 
-from nde_talf.data.text.pair import ROLES
 from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import content_digest, user_cache
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
@@ -48,12 +45,10 @@ from nde_talf.pipelines.runs.run_models import load_head_draft, pair_of
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.profiling import Conditions, machine, measure_latency
 
 WARM_UP = 8  # tokens decoded before the text that is shown
 SHOWN = 3  # trees that a selector chose most often
 PASSES = 3  # of each side of a comparison, in turn
-CONTEXTS, REPEATS = (192,), 1  # of a latency table that is measured before a text
 
 
 def open_run(
@@ -157,10 +152,6 @@ def make_decoder(
     if kind == "head":
         draft = load_head_draft(export, target, any_weights=run.shipped)
     drafter = _drafter(kind, draft, target, config, static)
-    if kind == "lm" and run.shipped and isinstance(policy, NeuralPolicy):
-        text = pair.rows("held_out")[0].tolist()
-        prices = table_here(policy.table, target, draft, text, static is not None)
-        policy = NeuralPolicy(policy.selector, prices)
     return SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
 
 
@@ -246,42 +237,6 @@ def _check_drafter(
         )
 
 
-def table_here(
-    shipped: LatencyTable,
-    target: CausalModel,
-    draft: CausalModel,
-    text: list[int],
-    static: bool = False,
-) -> LatencyTable:
-    """Return the shipped table if it is of this machine, or else one that is measured here.
-
-    It is measured in seconds and kept in the folder `nde-talf` of the user's cache
-    (XDG_CACHE_HOME, ~/.cache); where that cannot be written, it is measured each time.
-
-    Args:
-        shipped: the table that the pair ships with.
-        target: the shipped target.
-        draft: its draft.
-        text: tokens that the steps start with.
-        static: passes have fixed shapes; the shipped table's have not.
-    """
-    here = {key: value for key, value in machine(target, draft).items() if key not in ROLES}
-    if not static and here.items() <= shipped.machine.items():
-        return shipped
-    cache = user_cache()
-    key = content_digest({"machine": here, "models": shipped.models, "static": static})
-    path = cache / f"latency-{key[:16]}.json"
-    with suppress(UserError):
-        return LatencyTable.load(path)
-    conditions = Conditions(static=static, batches=False)
-    table = measure_latency(target, draft, text, CONTEXTS, [*shipped.verify], REPEATS, conditions)
-    with suppress(OSError, UserError):
-        table.check_quiet(path)
-        cache.mkdir(parents=True, exist_ok=True)
-        table.save(path)
-    return table
-
-
 def compared(
     decoder: SpeculativeDecoder,
     prompt: list[int],
@@ -337,8 +292,6 @@ def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
             f"{tuple(TREES[option])} in {count / steps:.0%} of the steps"
             for option, count in policy.counts.most_common(SHOWN)
         ]
-        if others := len(policy.counts) - len(chosen):
-            chosen.append(f"{others} other{'s' * (others > 1)}")
         name = f"NDE selector, trees (K, L1, L2): {', '.join(chosen)}"
         if policy.static(config.setting) is not None:
             name += " (exported as a static tree here: choosing did not win)"

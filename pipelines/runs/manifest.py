@@ -30,17 +30,17 @@ No later stage reads them.
 
 
 class Begun(TypedDict):
-    """Content of `begun.json`: settings of an unfinished stage, and the seconds it has taken."""
+    """Content of `begun.json`: settings and inputs of an unfinished stage."""
 
     settings: dict[str, Any]
     inputs: dict[str, str]
-    seconds: float
 
 
 class Manifest(Begun):
     """Content of `manifest.json`, see `write_manifest`."""
 
     artefacts: dict[str, str]
+    seconds: float
     metrics: Any
     finished: str
 

@@ -9,31 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from nde_talf.decoding.common.files import refuse_link
 from nde_talf.decoding.common.progress import console
-from nde_talf.pipelines.config.schema import TrackingConfig
 from nde_talf.pipelines.runs.manifest import plain
-
-
-class Tracked(Protocol):
-    """Settings of a run that is tracked."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-
-    @property
-    def tracking(self) -> TrackingConfig:
-        """Settings of the records."""
-
-    @property
-    def run(self) -> str:
-        """Group of its runs in W&B."""
 
 
 class Figures(WandbLogger):
@@ -63,7 +46,7 @@ _told: list[str] = []
 
 @dataclass
 class Tracker:
-    """Reports of a stage: metrics, tables, exported files, pictures, and loggers for Lightning."""
+    """Reports of a stage: metrics, pictures, and loggers for Lightning."""
 
     run: Any
     folder: Path
@@ -84,23 +67,6 @@ class Tracker:
         """Nested numbers, as the run's summary: STAGE/name/part, lists by position."""
         with spared():
             self.run.summary.update(dict(_scalars(metrics, self.folder.name)))
-
-    def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
-        """Log an exported folder or file.
-
-        copied: with its content, otherwise (large ones) as a reference to its place. Nothing is
-        logged where tracking.samples is false: such files name models, and hold what was learnt
-        from texts.
-        """
-        if not self.samples:
-            return
-        with spared():
-            artifact = wandb.Artifact(name, kind)
-            if not copied:
-                artifact.add_reference(path.resolve().as_uri(), checksum=False)
-            else:
-                (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
-            self.run.log_artifact(artifact)
 
     def report(self, folder: Path) -> None:
         """Log the pictures of a finished report, and its page.
@@ -128,14 +94,16 @@ def _scalars(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def tracked(config: Tracked, stage: str, folder: Path) -> Iterator[Tracker]:
-    """Open the W&B run of a stage; its files go to `wandb`, beside the stage's folder."""
+def tracked(config: Any, stage: str, folder: Path) -> Iterator[Tracker]:
+    """Open the W&B run of a stage; its files go to `wandb`, beside the stage's folder.
+
+    config: has the keys run, seed and tracking.
+    """
     root, samples = folder.parent, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     refuse_link(root / "wandb")
     place = (root / "wandb").resolve()
-    # Copies of artefacts that wait for `wandb sync`, and logs, would be in the home; a server that
-    # went away would be waited for.
+    # Logs would be in the home; a server that went away would be waited for.
     wanted = {
         "WANDB_DATA_DIR": f"{place}/data",
         "WANDB_CACHE_DIR": f"{place}/cache",

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
 from nde_talf.data.engines.transformers import AT_ONCE, Engine
+from nde_talf.data.text.conversation import and_skipped
 from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
@@ -147,11 +148,6 @@ class SelfMade:
         text = str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
         head, closed, _ = text.partition(self.opening.closing or text + "\n")
         return head.rstrip("\ufffd").strip(), bool(closed) or len(ids) < self.most
-
-
-def and_skipped(reasons: Counter[str]) -> str:
-    """Tell how many texts were left out, by reason."""
-    return "".join(f"; skipped {count} {reason}" for reason, count in reasons.most_common())
 
 
 def _unusable(share: str, reasons: Counter[str]) -> str:

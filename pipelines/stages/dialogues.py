@@ -24,7 +24,7 @@ from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
-from nde_talf.data.text.conversation import USER, question_keys
+from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import short_hash, split_documents
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.settings import SELF
@@ -33,7 +33,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.answers import SelfMade, and_skipped, shards_of
+from nde_talf.pipelines.stages.answers import SelfMade, shards_of
 from nde_talf.pipelines.stages.pair import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
@@ -173,8 +173,6 @@ def _regenerated(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
-            if seed == 0:
-                _check_ends(made, own.new_tokens)
         engine.close()
     rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
@@ -190,15 +188,6 @@ def _regenerated(
         f" {own.new_tokens} tokens"
     )
     return given
-
-
-def _check_ends(made: list[Dialogue], most: int) -> None:
-    """Say so where none of the first answers ended."""
-    if made and all(one.cut for one in made):
-        console.print(
-            f"! none of the first {len(made)} answers ended within {most} tokens: is this the"
-            f" model's chat template, and {KEY}.new_tokens enough?"
-        )
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:

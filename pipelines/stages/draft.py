@@ -85,7 +85,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     facts, others = _facts(config, own), some[1::2] or some
     report = export_head(head, target, draft, rows, others, folder / "export", facts)
     write_json(folder / "held_out.json", report)
-    tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     tell_engines(head)

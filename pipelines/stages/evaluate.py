@@ -11,7 +11,6 @@ from rich.markdown import Markdown
 
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
-from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.common.files import read_json, write_json
@@ -27,14 +26,11 @@ from nde_talf.decoding.sampling.sampling_setting import (
     read_draft_temperature,
 )
 from nde_talf.decoding.threads import threads
-from nde_talf.evaluation.benchmark import Record, block_seed, read_records, run_benchmark
+from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
-from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.methods import Bench, Plan, plan_methods
-from nde_talf.evaluation.protocol import SELECTOR
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
-from nde_talf.evaluation.sample_text import coloured
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.table import Row
 from nde_talf.evaluation.tuning import Tuner
@@ -57,8 +53,6 @@ from nde_talf.selector.roots import Roots
 
 TITLES = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
 FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
-# Seconds of the stage that trains a pair: the report says what a text of a shorter one is worth.
-MIN_PAIR_SECONDS = 600
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -99,9 +93,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
                 blocks = blocks[: _affordable(config, folders, len(plan.methods))]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
-        data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
-        if data.sample and config.model.target is None and data.stages["pair"] < MIN_PAIR_SECONDS:
-            data.sample["trained_here"] = True
         write_report(data, folder)
         tracker.report(folder)
     return {
@@ -304,7 +295,7 @@ def report_data(
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,
-        curves=_curves(config.selector.verifiers, folders, plans.values()),
+        curves=_curves(config.selector.verifiers, folders),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
         same={setting: plan.same for setting, plan in plans.items()},
@@ -312,49 +303,14 @@ def report_data(
     )
 
 
-def _curves(
-    names: Iterable[str], folders: dict[str, Path], plans: Iterable[Plan]
-) -> dict[str, dict]:
-    """Return the curves of every training whose result is in use.
-
-    names: of the selectors; one that only exported static trees has no curve.
-    """
-    learned = {
-        key for plan in plans for key, role in plan.roles.items() if role.method in plan.learned
-    }
-    selectors = {name: "selector" for name in names if SELECTOR.format(name) in learned}
-    stages = {"target": "pair", "draft": "pair", **selectors, "head": "draft"}
+def _curves(selectors: Iterable[str], folders: dict[str, Path]) -> dict[str, dict]:
+    """Return the curves of every training."""
+    of_selectors = dict.fromkeys(selectors, "selector")
+    stages = {"target": "pair", "draft": "pair", **of_selectors, "head": "draft"}
     return {
         name: series
         for name, stage in stages.items()
         if stage in folders and (series := read_curves(folders[stage] / "curves" / name))
-    }
-
-
-def _sample(
-    data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair
-) -> dict[str, Any]:
-    """Return the text that the fastest selector wrote after a prompt, under the first setting.
-
-    Where none is learned, it is the fastest of our speculative methods.
-    """
-    setting, rows = next(iter(data.tables.items()))
-    loops: dict[str, Any] = plans[setting].methods
-    drafting = [
-        row for row in rows if row.nodes > 1 and isinstance(loops.get(row.method), Speculative)
-    ]
-    if not drafting:
-        return {}
-    chosen = data.chosen.get(setting, {})
-    name = max(drafting, key=lambda row: (row.method in chosen, row.speedup[0])).method
-    tokenizer = load_tokenizer(pair.where("target"))
-    blocks = list(loops[name].with_trees(prompt.tokens, seed))
-    return {
-        "method": name,
-        "setting": setting,
-        "tokens": sum(len(block.tokens) for block, _ in blocks),
-        "accepted": sum(block.accepted for block, _ in blocks),
-        "pieces": coloured(tokenizer, prompt.tokens, blocks),
     }
 
 

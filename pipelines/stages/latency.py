@@ -72,7 +72,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         overlap = read_manifest(folders["pair"])["metrics"].get("overlap")
         if overlap and config.drafter == "lm":
             metrics |= _best_path(table, overlap["1.0"], traces.verifiers[0])
-        tracker.artifact(f"{config.run}-latency", "latency-table", place)
     console.print(
         f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms,"
         f" draft {metrics['draft_ms']:.2f} ms ({1e3 * table.first[0]:.2f} ms as the first pass of a"

@@ -413,7 +413,6 @@ def _train(
             module.place = torch.device(config.model.device)
             model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))
             write_export(out, save)
-        tracker.artifact(f"{config.run}-{role}", "model", out)
 
 
 def _print(metrics: dict[str, Any]) -> None:

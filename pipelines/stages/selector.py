@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.markdown import Markdown
 
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.bootstrap import shown
@@ -16,7 +15,6 @@ from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.threads import threads
-from nde_talf.evaluation.table import markdown
 from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
 from nde_talf.pipelines.runs.tracking import Tracker
@@ -63,23 +61,12 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             found = evaluate_offline(selector, training, held_out)
             report[name] = {asked.table: found}
             gain = shown(found["all"]["selector"], 3)
+            console.print(f"{name}: {gain} of its best static tree's tokens/s, held out")
             facts = {"roots": size, "latency table": asked.table}
             figures = {f"of the best static tree's tokens/s, table {asked.table}": gain}
             selector.save_pretrained(export, facts, figures)
-            tracker.artifact(f"{config.run}-selector-{name}", "selector", export)
     write_json(folder / "offline.json", report)
-    console.print(_table(report))
     return report
-
-
-def _table(report: dict[str, dict]) -> Markdown:
-    """Show held-out tokens/s of selectors against their own best static trees."""
-    rows = []
-    for name, tables in report.items():
-        for latency, figures in tables.items():
-            rows.append([name, latency, shown(figures["all"]["selector"], 3)])
-    title = "Held-out tokens/s against the selector's own best static trees:\n\n"
-    return Markdown(title + markdown(["selector", "latency", "NDE"], rows))
 
 
 def _tell(

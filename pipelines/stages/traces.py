@@ -59,13 +59,12 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         count = min(engine.workers, len(todo))
         with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
             # A worker looks at the models, so that this process holds no memory of a device.
-            needs = prompts, [work[i] for i in todo], folder
+            needs = prompts, len(todo) / len(work), folder
             ((_, said),) = pool.map(_check_needs, [needs], 1)
             console.print(f"{engine.name}: {said}")
             _write(pool, work, missing, stores)
     store = _finished(stores, len(prompts))
     metrics = {"roots": store.roots, "shards": len(work)}
-    tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
     console.print(f"{store.roots} roots in {len(work)} shards: {store.folder}/*.parquet")
     return metrics
 
@@ -128,13 +127,17 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     ]
 
 
-def _check_needs(tracer: Tracer, prompts: list[Prompt], work: list[Unit], folder: Path) -> str:
-    """Check that prompts fit the models, and shards the disk of `folder`; say what is needed."""
+def _check_needs(tracer: Tracer, prompts: list[Prompt], left: float, folder: Path) -> str:
+    """Check that prompts fit the models, and shards the disk of `folder`; say what is needed.
+
+    left: fraction of the shards that are missing.
+    """
     models: Any = tracer.models
-    target, draft = models
-    new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
+    (target, draft), config = models, tracer.config
+    new_tokens = config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
-    roots, most = tracer.most_roots(work)
+    roots = round(left * (config.roots("train") + config.roots("validation")))
+    most = int(left * config.space(target.hidden_size, draft.hidden_size))
     if most > (free := shutil.disk_usage(folder).free):
         raise UserError(
             f"{folder}: the traces need about {size(most)} and its disk has {size(free)} left. Free"

@@ -117,13 +117,11 @@ def test_a_template_is_tried_before_it_is_trusted(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     says = "{{ m.role }} {{ m.content }}<|im_end|>"
-    parts = "{{ m.role }} {% for p in m.content %}{{ p.text }}{% endfor %}<|im_end|>"
     odd = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
     said = [{"role": who, "content": f"by {who}"} for who in ("system", "user", "assistant")]
     whole = "".join(f"{m['role']} {m['content']}<|im_end|>" for m in said)
     for template, shown in (
         (says, whole),
-        (parts, whole),
         (odd + says, whole.partition("<|im_end|>")[2]),
     ):
         chat = ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")

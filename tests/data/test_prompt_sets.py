@@ -108,7 +108,7 @@ def test_windows_of_one_document_are_on_one_side():
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     source = written(tmp_path, "q", {"question": "Question {}", "label": 1})
     prompt_set = PromptSet(source=source, template="{question}", chat=True, max_tokens=50)
-    with refusal(r"has 0; rows left out: longer than data\.sets\.q\.max_tokens=2 \(30\)"):
+    with refusal(r"has 0; skipped 30 longer than data\.sets\.q\.max_tokens=2"):
         load_sets({"q": replace(prompt_set, max_tokens=2)}, 1, 0, tokenizer)
     with refusal(r"set data\.sets\.q\.chat=false"):
         load_sets({"q": prompt_set}, 5, 0, train_tokenizer([WORDS], 300))

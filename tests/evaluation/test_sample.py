@@ -1,7 +1,6 @@
-"""A decoded text in pieces that say where they came from."""
+"""A decoded text in pieces, token by token."""
 
-from nde_talf import Block
-from nde_talf.evaluation.sample_text import coloured
+from nde_talf.evaluation.sample_text import pieces
 
 
 class Letters:
@@ -13,12 +12,6 @@ class Letters:
         ).replace("\ufffdé", "é")
 
 
-def test_every_piece_of_a_text_says_where_it_came_from():
-    blocks = [(Block([4, 5, 6], 2), "(1, 0, 2)"), (Block([26], 0), ""), (Block([27, 7], 2), "")]
-    assert coloured(Letters(), [0, 1, 2], blocks) == [
-        ["abc", "prompt"],
-        ["(1, 0, 2)", "tree"],
-        ["ef", "drafted"],
-        ["g", "corrected"],
-        ["éh", "drafted"],
-    ]
+def test_every_token_adds_its_piece_and_half_a_character_adds_nothing():
+    assert [*pieces(Letters(), [0, 1, 2], [4, 5, 26, 27, 7])] == ["e", "f", "", "é", "h"]
+    assert [*pieces(Letters(), [4, 26], [27, 7])] == ["é", "h"]

@@ -54,7 +54,7 @@ def test_a_faulty_rule_is_found(fault):
 
 
 @pytest.mark.slow
-def test_the_shipped_pair_passes_from_the_command_line(capsys, quick_prices):
+def test_the_shipped_pair_passes_from_the_command_line(capsys):
     check(composed(CheckConfig, "texts=8", "new_tokens=16", config="check"))
     printed = capsys.readouterr().out
     assert "1 of 1 texts" in printed and "128 tokens of 8 texts" in printed, printed

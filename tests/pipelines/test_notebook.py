@@ -24,7 +24,7 @@ def run_all(folder, monkeypatch):
 
 
 @pytest.mark.long
-def test_the_notebook_runs_with_the_small_pair(tmp_path, monkeypatch, capsys, quick_prices):
+def test_the_notebook_runs_with_the_small_pair(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("nde_talf.data.text.shipped.smollm2", lambda: HUB)
     names = run_all(tmp_path, monkeypatch)
     printed = capsys.readouterr().out

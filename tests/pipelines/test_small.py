@@ -1,20 +1,17 @@
 """Commands with the shipped pair."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from nde_talf.data.text.pair import shipped_pair
 from nde_talf.data.text.shipped import SHIPPED, SMOLLM2, shipped
 from nde_talf.pipelines.commands.generate import GenerateConfig, generate
 from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.runs.decoder import choose_policy, table_here
+from nde_talf.pipelines.runs.decoder import choose_policy
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.stages.pair import _read
 from nde_talf.selector.policy import NeuralPolicy
-from nde_talf.selector.prices import LatencyTable
 from tests.draft_training.heads import tiny_target
 
 
@@ -25,7 +22,7 @@ def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monk
 
 
 @pytest.mark.slow
-def test_the_first_minute(tmp_path, monkeypatch, capsys, quick_prices):
+def test_the_first_minute(tmp_path, monkeypatch, capsys):
     """From any folder, without a run: a text, what decoded it, and how much faster it was."""
     monkeypatch.chdir(tmp_path)
     generate(GenerateConfig(prompt="def main(", new_tokens=12))
@@ -57,23 +54,3 @@ def test_what_ships_for_smollm2_is_used_and_n_grams_where_nothing_does(
     assert "drafter head" in printed and "times as fast" not in printed
     policy, _ = choose_policy(GenerateConfig(**asked, drafter="head"), Run(SMOLLM2, ""))
     assert isinstance(policy, NeuralPolicy)
-
-
-@pytest.mark.long
-def test_a_table_of_another_machine_is_measured_once(quick_prices, tmp_path, monkeypatch):
-    """And kept in the user's cache if it is quiet; that of this machine is taken as it is."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    pair = shipped_pair()
-    elsewhere = replace(
-        LatencyTable.load(SHIPPED / "latency/table.json"), machine={"device": "another"}
-    )
-    here = *pair.models("cpu", "float32"), pair.rows("held_out")[0].tolist()
-    with monkeypatch.context() as noisy:
-        noisy.setattr("nde_talf.selector.prices.AGREE", 0)
-        table_here(elsewhere, *here)
-    assert not [*tmp_path.rglob("latency-*.json")]
-    measured = table_here(elsewhere, *here)
-    assert measured.machine != elsewhere.machine
-    assert measured.verify.keys() == elsewhere.verify.keys()
-    assert table_here(elsewhere, *here) == measured
-    assert table_here(measured, *here) is measured

@@ -74,16 +74,6 @@ def test_later_stages_are_made_again_and_the_old_ones_are_kept(chain, capsys):
     assert chain.run() == []
 
 
-def test_a_stage_of_another_lineage_is_named(chain, capsys):
-    chain.run("selector")
-    assert "was made from another" not in capsys.readouterr().out
-    chain.text = "again"
-    chain.run("pair", force=True)
-    chain.run("selector")
-    assert "stage=traces in" in (out := " ".join(capsys.readouterr().out.split())), out
-    assert "was made from another pair" in out
-
-
 def test_other_settings_are_named_and_nothing_is_removed(chain):
     before = chain.made()
     with refusal("seed: 1 recorded, 2 given"):
