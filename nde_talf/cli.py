@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 
 from nde_talf import __version__
+from nde_talf.pipelines.commands.output import steady
 from nde_talf.pipelines.commands.signals import leave_at_once
 
 COMMANDS = {
@@ -27,6 +28,7 @@ USAGE = "\n".join(
 )
 
 
+@steady()
 def main() -> None:
     """Hand the arguments on to the command."""
     arguments = sys.argv[1:]

@@ -3,6 +3,7 @@ library wraps.
 """
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,18 @@ def test_a_message_is_shown_as_it_is(capsys, text):
     assert list(track([1], text, 1)) == [1]
     shown = capsys.readouterr().out
     assert shown.count(text) == 4, shown
+
+
+@pytest.mark.slow
+def test_a_reader_of_the_help_may_leave():
+    read, write = os.pipe()
+    os.close(read)
+    asked = [sys.executable, "-m", "nde_talf.cli", "generate", "--help"]
+    done = subprocess.run(
+        asked, cwd=ROOT, env=environment(), stdout=write, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(write)
+    assert done.returncode == 1 and not done.stderr
 
 
 @pytest.mark.skipif(

@@ -1,4 +1,7 @@
-"""What surrounds a run: names of folders, the home, the working folder, W&B."""
+"""What surrounds a run: names of folders, the home, the working folder, output, W&B."""
+
+import subprocess
+import sys
 
 import pytest
 import wandb
@@ -7,6 +10,7 @@ from nde_talf.pipelines.config.command_line import composed, marked
 from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.runs.tracking import tracked
 from nde_talf.pipelines.stages.pair import _places
+from tests import ROOT
 
 NAMES = ["m", "it's", 'a "b"', "a, b", "x=(y)", "你 好", "back\\", "[a]"]
 
@@ -25,6 +29,28 @@ def test_a_folder_of_any_name_is_found_from_any_other(tmp_path, monkeypatch, nam
     config = composed(Config, recorded, "paths.checkpoints=~/it's")
     assert _places(config.model) == (str(model), None)
     assert config.paths.checkpoints == f"{tmp_path}/it's"
+
+
+WORK = """
+from nde_talf.pipelines.commands.output import steady
+with steady():
+    for i in range(20_000):
+        print("✓", i)
+    open("done", "w").close()
+"""
+
+
+@pytest.mark.parametrize(
+    "how,status",
+    [("> /dev/full", 1), ("| head -1; exit ${PIPESTATUS[0]}", 1), (">&- 2>&- <&-", 0), ("", 0)],
+)
+def test_work_ends_whatever_becomes_of_what_it_prints(tmp_path, how, status):
+    (tmp_path / "work.py").write_text(WORK)
+    command = f"LC_ALL=C PYTHONIOENCODING=ascii PYTHONPATH={ROOT} {sys.executable} work.py {how}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert (tmp_path / "done").exists() and done.returncode == status
+    assert done.stdout.startswith("? 0") or how[-1:] in "l-"
+    assert ("No space left" in done.stderr) == ("full" in how)
 
 
 @pytest.mark.slow
