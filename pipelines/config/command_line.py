@@ -27,6 +27,7 @@ from nde_talf.decoding.common.errors import UserError, lacks_memory, masked
 from nde_talf.decoding.common.files import DISK, disk_error
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.common.settings import local, shown, validated
+from nde_talf.pipelines.commands.output import steady
 
 CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 
@@ -114,6 +115,7 @@ def _fault_of_disk(error: BaseException) -> int | None:
     return errno.ENOSPC if "No space left" in str(error) else None
 
 
+@steady()
 def launch(
     name: str,
     schema: type[T],
