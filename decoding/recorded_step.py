@@ -156,12 +156,7 @@ class RecordedSteps:
         """Begin a sequence after its prefill."""
         self.rule, self.policy = decoder.verify.table, decoder.policy
         self.state, self.setting, self.drafter = state, state.setting, drafter
-        self.of = (
-            self.rule,
-            self.setting,
-            drafter and drafter.setting,
-            self.policy if self.policy.choice else None,
-        )
+        self.kind = self.rule, self.setting, drafter and drafter.setting, self.policy.choice
 
     def steps(self, decoder: Any, rng: Rng, sessions: list[Any]) -> Iterator[Step]:
         """Yield a decoder's steps, until the context is full."""
@@ -200,7 +195,7 @@ class RecordedSteps:
 
     def _run(self, function: Any, *arguments: Any) -> Any:
         """Run a function as a graph; its arguments, and what the decoder is, say which."""
-        key = function.__name__, self.of, *(x for x in arguments if not isinstance(x, Rng))
+        key = function.__name__, self.kind, *(x for x in arguments if not isinstance(x, Rng))
         return self.graphs(key, partial(function, *arguments))
 
     def _plan(self, numbers: np.ndarray, chosen: Any, room: int, rng: Rng) -> Action:
