@@ -6,9 +6,10 @@
   with windows and without.
 - b: µs of a launch, a wait, an upload and a replay; ms of a pass over new lengths, with cuDNN's
   attention and without.
-- c: ms of the target's and the draft's passes at the shapes of Llama-3.1-8B and Qwen3-8B with its
-  0.6B, by rows, context and how passes run; of verification by rule. Weights are random.
-- d: tokens/s of a plain loop and of a chain of 4, written as gpt-fast does, beside this package's.
+- c: µs of a recorded step's parts at the shapes of Llama-3.1-8B with a head's layer and of Qwen3-8B
+  with its 0.6B, by context and top-p, with graphs and without. Weights are random.
+- d: tokens/s of a plain loop and of a chain of 4, written as gpt-fast does but for tokens on the
+  host, beside this package's.
 
 Each figure is written to benchmarks/results/gpu_step.json when it is there, and not measured again.
 `--size small --device cpu` rehearses all of it. It needs torch and transformers alone.
@@ -41,7 +42,7 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.device import upload
-from nde_talf.decoding.recorded_step import SHAPES
+from nde_talf.decoding.recorded_step import SCALARS, SHAPES, RecordedShapes
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import warp
 
@@ -53,6 +54,7 @@ MODELS = {
     "Qwen3-8B": (*QWEN, 4096, 12288, 32, 151936, 36),
     "Qwen3-0.6B": (*QWEN, 1024, 3072, 16, 151936, 28),
 }
+PAIRS = (("Llama-3.1-8B", "one layer of it, as a head"), ("Qwen3-8B", "Qwen3-0.6B"))
 BACKENDS = (
     SDPBackend.MATH,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -136,9 +138,8 @@ def shapes(context: int, how: str, rows: int = 32) -> StaticShapes | None:
 
 
 def decoder_of(
-    target: CausalModel, draft: CausalModel, policy: Any, how: str, rule: str
+    target: CausalModel, draft: CausalModel, policy: Any, static: StaticShapes | None, rule: str
 ) -> SpeculativeDecoder:
-    static = shapes(512, how)
     if policy is None:
         return SpeculativeDecoder(target, None, Autoregressive(), "nss", static=static)
     return SpeculativeDecoder(target, LMDrafter(draft, static), policy, rule, static=static)
@@ -154,7 +155,7 @@ def right(options: argparse.Namespace) -> Figures:
         return session.grow([3, 4, 5, 6], [-1, 0, 0, 1]).float()
 
     def text(policy: Any, how: str, setting: SamplingSetting, seed: int, count: int) -> list[int]:
-        decoder = decoder_of(target, draft, policy, how, "traversal")
+        decoder = decoder_of(target, draft, policy, shapes(512, how), "traversal")
         return decoder.generate(PROMPT, count, setting, Rng.seeded(seed)).tokens
 
     def parted(policy: Any, how: str) -> Any:
@@ -263,21 +264,58 @@ def one_pass(
 
 
 def large(options: argparse.Namespace) -> Figures:
-    for name in MODELS:
+    cases = product((512, 2048, 8192), (1.0, 0.9), (True, False))
+    for names in PAIRS:
         made: list[CausalModel] = []
 
-        def measure(name: str, made: list[CausalModel], *case: Any) -> float:
+        def measure(names: tuple[str, str], made: list[CausalModel], *case: Any) -> Any:
             if not made:
-                made.append(model(options, name))
-            return one_pass(options, made[0], *case)
+                made.extend(model(options, name) for name in names)
+            return parts_of_a_step(options, *made, *case)
 
-        for how, context in product(("eager", "recorded"), (512, 2048, 8192)):
-            for rows in (1, 16, 32):
-                yield (
-                    f"µs, {name}, {how}, {rows} rows at {context}",
-                    partial(measure, name, made, how, context, rows),
-                )
+        for context, top_p, graphs in cases:
+            name = f"µs, {names[0]} with {names[1]} at {context}, top-p {top_p}, graphs {graphs}"
+            yield name, partial(measure, names, made, context, top_p, graphs)
         made.clear()
+
+
+def parts_of_a_step(
+    options: argparse.Namespace,
+    target: CausalModel,
+    draft: CausalModel,
+    context: int,
+    top_p: float,
+    graphs: bool,
+) -> dict[str, float]:
+    """µs of the parts of a recorded step of (4, 0, 3); all three tokens count as accepted."""
+    action, rng, static = Action(4, 0, 3), Rng.seeded(0), RecordedShapes(context, 48)
+    decoder = decoder_of(target, draft, Delayed(action), static, "traversal")
+    text = [1 + i % 60 for i in range(96 if options.small else context - 64)]
+    stream = decoder.stream(text, SamplingSetting(0.6, top_p), rng)
+    next(stream), next(stream)
+    (steps,) = static.steps.values()
+    shown = static.shown(len(text) + 48)
+    steps.whole[SCALARS, 1] = 4
+
+    def run(function: Callable, *arguments: Any) -> Any:
+        return steps._run(function, *arguments) if graphs else function(*arguments)
+
+    def level(width: int) -> None:
+        steps.row.fill_(1)
+        run(steps.level, rng, width, shown, False)
+
+    def verify() -> None:
+        tree, _ = steps._merged(1, action, *run(steps.table, action))
+        decoder.verify(tree, rng)
+
+    parts = {
+        "commit, draft at the root": lambda: run(steps.advance, 4, shown, False),
+        "level of 1": lambda: level(1),
+        "level of 4": lambda: level(4),
+        "target, 16 rows": lambda: run(steps.score, 16, shown),
+        "verify": verify,
+    }
+    return {name: micros(options, part, 10) for name, part in parts.items()}
 
 
 def loops(options: argparse.Namespace) -> Figures:
@@ -294,8 +332,30 @@ def loops(options: argparse.Namespace) -> Figures:
             token = int(target.logits(session.append([token])).argmax())
         return count / (time.perf_counter() - started)
 
+    def chain() -> float:
+        """Chains of 4 sampled tokens, without anything that is not needed for them."""
+        both = [each.session((), shapes(512, "recorded")) for each in (target, draft)]
+        for session in both:
+            session.append(PROMPT)
+        token, made, started = 1, 0, time.perf_counter()
+        while made < count:
+            tokens, rows = [token], []
+            for at in range(5):  # the last is run for the cache alone
+                rows.append((draft.logits(both[1].grow(tokens[at:], [at - 1])) / 0.6).softmax(-1))
+                tokens.append(int(rows[-1].multinomial(1)))
+            tokens.pop()
+            p = (target.logits(both[0].grow(tokens, range(-1, 4))) / 0.6).softmax(-1)
+            q, drafted = torch.cat(rows[:4]), torch.tensor(tokens[1:], device=p.device)[:, None]
+            chance = p[:4].gather(1, drafted) / q.gather(1, drafted)
+            kept = int((torch.rand_like(chance) < chance).long().cumprod(0).sum())
+            rest = p[4] if kept == 4 else (p[kept] - q[kept]).clamp(min=0)
+            token, made = int(rest.multinomial(1)), made + kept + 1
+            for session in both:
+                session.commit([*range(kept + 1)])
+        return made / (time.perf_counter() - started)
+
     def ours(policy: Any, how: str, rule: str) -> list[float]:
-        decoder = decoder_of(target, draft, policy, how, rule)
+        decoder = decoder_of(target, draft, policy, shapes(512, how), rule)
         decoder.generate(PROMPT, 8, HALF, Rng.seeded(0))
         started = time.perf_counter()
         made = decoder.generate(PROMPT, count, HALF, Rng.seeded(0))
@@ -304,6 +364,7 @@ def loops(options: argparse.Namespace) -> Figures:
         return [round(len(made.tokens) / seconds, 1), round(1e3 * seconds / steps, 2)]
 
     yield "tokens/s, bare loop", bare
+    yield "tokens/s, bare chain of 4", chain
     for how, rule in product(("eager", "recorded"), ("specinfer", "traversal")):
         yield f"tokens/s and ms a step, plain, {how}", partial(ours, None, how, "nss")
         for action in (Action(1, 0, 4), Action(4, 0, 3)):

@@ -2,10 +2,11 @@
 
     upload → advance → level, level, ... → score → table → transfer → the rule, on the host
 
-`advance` commits what the last step accepted and runs it through the draft; `level` draws the
-tokens of a level and runs them; `score` runs all nodes through the target; `table` finds the
-numbers that the rule may look at. Their shapes depend on the width of a level, the padded number of
-nodes and the number of slots shown; the table's on the tree. So a few graphs serve all trees.
+`advance` commits what the last step accepted, runs it through the draft, and asks a policy that
+looks at the draft for a tree; `level` draws the tokens of a level and runs them; `score` runs all
+nodes through the target; `table` finds the numbers that the rule may look at. Their shapes depend
+on the width of a level, the padded number of nodes and the number of slots shown; so a few graphs
+serve all trees. Only the table, which holds no pass of a model, has a graph for each tree.
 
 Draws that coincide keep rows of their own on the device. The host merges them: a node's children
 are drawn from q, and verified against p, of its first row.
@@ -14,6 +15,7 @@ are drawn from q, and verified against p, of its first row.
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,11 +28,11 @@ from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import blocked, upload
 from nde_talf.decoding.drafters.base import DraftPoint, SessionDrafter
+from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs, StaticShapes
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import within
 from nde_talf.decoding.rules.verification_table import draws_of, look_up, nodes_in
-from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import feature_setting
 from nde_talf.decoding.step import Step, Stopwatch
@@ -70,8 +72,8 @@ def layout(action: Action) -> tuple[np.ndarray, list[tuple[slice, int]]]:
 def why_not(decoder: Any) -> str:
     """Return why a decoder's steps cannot be recorded; empty where they can."""
     policy, drafter, rule = decoder.policy, decoder.drafter, decoder.verify
-    action = None if policy.looks else policy.delayed_tree(None, None)
-    if not policy.looks and (action is None or action.nodes > MOST):
+    action = None if policy.choice else policy.delayed_tree(None)
+    if not policy.choice and (action is None or action.nodes > MOST):
         return f"the policy drafts no delayed trees of up to {MOST} nodes"
     if rule.table is None:
         return f"verifier={rule.name} looks at whole rows"
@@ -80,6 +82,12 @@ def why_not(decoder: Any) -> str:
     if decoder.target.native is None or not (drafter is None or drafter.native):
         return "target or draft has no native pass, and may have hooks or states"
     return ""
+
+
+def rows_of(target: Model) -> tuple[torch.dtype, int]:
+    """Return the type of distributions, and the bytes of all p and q of a tree."""
+    kind = torch.float64 if target.dtype == torch.float64 else torch.float32
+    return kind, 2 * MOST * target.vocab_size * kind.itemsize
 
 
 class RecordedShapes(StaticShapes):
@@ -98,6 +106,7 @@ class RecordedShapes(StaticShapes):
     def recorder(self, decoder: Any) -> Callable[..., Iterator[Step]] | None:
         """See `Shapes.recorder`; None, after a line that says why, for other decoders."""
         why = why_not(decoder)
+        self.tell_size(decoder, 0 if why else rows_of(decoder.target)[1])
         if not why:
             return partial(recorded_steps, decoder)
         message = f"static shapes: passes are recorded one by one, and no whole steps: {why}."
@@ -110,31 +119,20 @@ SHAPES = {"compiled": StaticShapes, "recorded": RecordedShapes}
 
 
 class RecordedSteps:
-    """Buffers and graphs of a pair, its settings and a rule; they serve one sequence at a time.
+    """Buffers and graphs of a pair, which serve one sequence at a time.
 
     Args:
         decoder: one whose steps can be recorded (`why_not` returns nothing).
-        setting: the target's.
         passes: the target's, and the draft's.
-        drafter: at a root, or None.
-        features: [n, W], the target's at the prompt.
+        states: [W], the target's at a token.
+        hidden: [H_q], the draft's, or nothing.
     """
 
-    def __init__(
-        self,
-        decoder: Any,
-        setting: Any,
-        passes: list[FixedPasses],
-        drafter: SessionDrafter | None,
-        features: Tensor,
-    ):
-        self.target, self.layers, self.rule = decoder.target, decoder.layers, decoder.verify.table
-        self.setting, self.static, self.drafter = setting, decoder.static, drafter
-        self.passes, self.device = passes, features.device
-        kind = torch.float64 if self.target.dtype == torch.float64 else torch.float32
-        hidden = features if drafter is None else drafter.previous.hidden
-        size = 2 * MOST * self.target.vocab_size * kind.itemsize
+    def __init__(self, decoder: Any, passes: list[FixedPasses], states: Tensor, hidden: Tensor):
+        self.target, self.layers, self.static = decoder.target, decoder.layers, decoder.static
+        self.passes, self.device = passes, states.device
         zeros = partial(torch.zeros, device=self.device)
+        kind, size = rows_of(self.target)
         try:
             self.p, self.q = zeros(2, MOST, self.target.vocab_size, dtype=kind)
         except torch.OutOfMemoryError as error:
@@ -142,8 +140,8 @@ class RecordedSteps:
                 f"static shapes: distributions of {MOST} nodes need {size / 2**30:.2f} GiB, more"
                 " than the device has left. Give a smaller context, or model.graphs=compiled."
             ) from error
-        self.features = zeros(MOST, features.shape[-1], dtype=features.dtype)
-        self.hidden = zeros(MOST, hidden.shape[-1], dtype=hidden.dtype)
+        self.states = zeros(MOST, len(states), dtype=states.dtype)
+        self.hidden = zeros(MOST, len(hidden), dtype=hidden.dtype)
         self.make_rows()
 
     def make_rows(self) -> None:
@@ -154,57 +152,50 @@ class RecordedSteps:
         self.tokens, self.above, self.first = torch.zeros_like(self.whole[:3])
         self.row = torch.zeros_like(self.tokens[:1])  # the next one to be drawn
 
-    def steps(
-        self,
-        decoder: Any,
-        state: DecodingState,
-        rng: Rng,
-        sessions: list[Any],
-        drafter: SessionDrafter | None,
-    ) -> Iterator[Step]:
-        """Yield a decoder's steps after the prefill of a sequence, until the context is full."""
-        tokens, rows, policy = [state.root], [0], decoder.policy
+    def begin(self, decoder: Any, state: DecodingState, drafter: SessionDrafter | None) -> None:
+        """Begin a sequence after its prefill."""
+        self.rule, self.policy = decoder.verify.table, decoder.policy
+        self.state, self.setting, self.drafter = state, state.setting, drafter
+        self.kind = self.rule, self.setting, drafter and drafter.setting, self.policy.choice
+
+    def steps(self, decoder: Any, rng: Rng, sessions: list[Any]) -> Iterator[Step]:
+        """Yield a decoder's steps, until the context is full."""
+        state, policy = self.state, self.policy
+        tokens, rows = [state.root], [0]
         while state.room >= 0:
             watch, numbers = Stopwatch(decoder.tick), np.zeros(self.sent.shape)
-            count, action = len(tokens), Action(1, 0, 0)
+            count, shown = len(tokens), self.static.shown(state.context + MOST)
             numbers[SCALARS, [0, 1, 3]] = state.context - count, count, state.context - 1
             numbers[[TOKENS, FROM], :count] = tokens, rows
             with torch.inference_mode(), ExitStack() as turns:
                 for session in sessions:
                     turns.enter_context(session.passes.turn(session))
-                if not policy.looks:
-                    action = self._plan(numbers, policy.delayed_tree(state, None), state.room, rng)
+                if (action := policy.delayed_tree(state)) is not None:
+                    action = self._plan(numbers, action, state.room, rng)
                 self._send(numbers)
-                shown = self.static.shown(state.context + MOST)
-                points = self._run(self.advance, _padded(count), shown)
-                if policy.looks and drafter is not None:
-                    drafter.previous, drafter.root = (
-                        DraftPoint(hidden.clone, q.clone) for hidden, q in zip(*points, strict=True)
-                    )
-                    chosen = policy.delayed_tree(state, drafter)
-                    action = self._plan(numbers, chosen, state.room, rng)
+                chosen = self._run(self.advance, _padded(count), shown, action is None)
+                if action is None:
+                    action = self._plan(numbers, policy.chosen(int(chosen)), state.room, rng)
                     self._send(numbers)
-                for level, _ in layout(action)[1][1:]:
-                    last = level.stop == layout(action)[0].shape[1]
-                    self._run(self.level, rng, level.stop - level.start, shown, last)
-                watch.charge("draft", policy=policy.seconds)
-                nodes = _padded(layout(action)[0].shape[1])
-                states, logits = self._run(self.score, nodes, shown)
+                size, levels = layout(action)[0].shape[1], layout(action)[1]
+                for level, _ in levels[1:]:
+                    width = level.stop - level.start
+                    self._run(self.level, rng, width, shown, level.stop == size)
+                watch.charge("draft")
+                self._run(self.score, _padded(size), shown)
                 watch.charge("target")
-
                 tree, row = self._merged(state.root, action, *self._run(self.table, action))
                 end, token = decoder.verify(tree, rng)
-                accepted, last_row = tree.commit(end, token), row[end]
+                accepted = tree.commit(end, token)
                 tokens, rows = accepted.tokens, [0, *(row[node] for node in accepted.path)]
-                look, p = feature_setting(self.setting), self.p[last_row]
-                seen = p if look is self.setting else warp(logits[last_row], look)
-                state = state.after(tokens, seen, states[last_row])
+                # What the policy looks at stays on the device.
+                state = state.after(tokens, state.p_previous, state.h_previous)
                 watch.charge("verify")
             yield Step(tokens, len(tree), watch.seconds)
 
     def _run(self, function: Any, *arguments: Any) -> Any:
-        """Run a function as a graph; its arguments say which."""
-        key = function.__name__, *(each for each in arguments if not isinstance(each, Rng))
+        """Run a function as a graph; its arguments, and what the decoder is, say which."""
+        key = function.__name__, self.kind, *(x for x in arguments if not isinstance(x, Rng))
         return self.graphs(key, partial(function, *arguments))
 
     def _plan(self, numbers: np.ndarray, chosen: Any, room: int, rng: Rng) -> Action:
@@ -222,10 +213,10 @@ class RecordedSteps:
         self.sent.copy_(upload(torch.from_numpy(numbers), self.device))
         self.whole.copy_(self.sent)
 
-    def advance(self, width: int, shown: int) -> tuple[Tensor, Tensor] | None:
+    def advance(self, width: int, shown: int, choosing: bool) -> Tensor | None:
         """Keep what was accepted, up to `width` tokens, and draft at the root.
 
-        Returns the draft's hidden states [2, H] and q [2, V] before the root and at it.
+        Returns the tree's index in TREES, [1], where the policy is `choosing` one.
         """
         start, count = self.whole[SCALARS, :2].split(1)
         tokens, rows = self.whole[TOKENS, :width], self.whole[FROM, :width]
@@ -236,20 +227,31 @@ class RecordedSteps:
             target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
         self.tokens[:1] = tokens.index_select(0, count - 1)
         self.row.fill_(1)
-        if self.drafter is None:
+        if (drafter := self.drafter) is None:
             return None
-        inputs = self.drafter.inputs(self.features.index_select(0, rows), drafted=False)
+        known, features = self.target.parts(self.states.index_select(0, rows), self.layers)
+        inputs = drafter.inputs(features, drafted=False)
         sees = torch.bitwise_left_shift(torch.full_like(at, 2), at) - 1
-        begin = start - self.drafter.lag
+        begin = start - drafter.lag
         states = self._pass(self.passes[1], begin, tokens, (slots, at, sees), inputs, shown)
         around = torch.cat([count - 1, count])
         hidden = torch.cat([self.hidden[:1], states]).index_select(0, around)
-        q = self.drafter.distribution(hidden, []).to(self.q)
+        q = drafter.distribution(hidden, []).to(self.q)
         self.hidden[:1], self.q[:1] = hidden[1:], q[1:]
-        return hidden, q
+        if not choosing:
+            return None
+        drafter.previous, drafter.root = (
+            DraftPoint(of.clone, row.clone) for of, row in zip(hidden, q, strict=True)
+        )
+        last, look = known.index_select(0, count - 1), feature_setting(self.setting)
+        p = self.p.index_select(0, rows.index_select(0, count - 1))
+        if look is not self.setting:
+            p = warp(self.target.logits(last), look)
+        now = replace(self.state, context=start + count, p_previous=p[0], h_previous=last[0])
+        return self.policy.choice(now, drafter)
 
     def level(self, rng: Rng, width: int, shown: int, last: bool) -> None:
-        """Draw the next `width` rows, and unless they are the last ones find q there."""
+        """Draw the next `width` rows and, unless they are the `last` ones, find q there."""
         rows = self.row + torch.arange(width, device=self.device)
         parents, depths, sees = self.whole[PARENTS : SEES + 1].index_select(1, rows)
         above = self.first.index_select(0, parents)
@@ -260,30 +262,28 @@ class RecordedSteps:
         for buffer, values in ((self.tokens, drawn), (self.above, above), (self.first, first)):
             buffer.index_copy_(0, rows, values)
         self.row += width
-        if last or self.drafter is None:
+        if last or (drafter := self.drafter) is None:
             return
-        inputs = self.drafter.inputs(self.hidden.index_select(0, above))
-        begin = self.whole[SCALARS, 3:4] - self.drafter.lag
+        inputs = drafter.inputs(self.hidden.index_select(0, above))
+        begin = self.whole[SCALARS, 3:4] - drafter.lag
         states = self._pass(self.passes[1], begin, drawn, (rows, depths, sees), inputs, shown)
         self.hidden.index_copy_(0, rows, states)
-        self.q.index_copy_(0, rows, self.drafter.distribution(states, []).to(self.q))
+        self.q.index_copy_(0, rows, drafter.distribution(states, []).to(self.q))
 
-    def score(self, nodes: int, shown: int) -> tuple[Tensor, Tensor]:
-        """Run the target on all rows; return its hidden states and logits."""
+    def score(self, nodes: int, shown: int) -> None:
+        """Run the target on all rows."""
         at, passes = torch.arange(nodes, device=self.device), self.passes[0]
         count, root = self.whole[SCALARS, 2:4].split(1)
         slots = torch.where(at < count, at, passes.nowhere)
         rows = slots, self.whole[DEPTHS, :nodes], self.whole[SEES, :nodes]
         states = self._pass(passes, root, self.tokens[:nodes], rows, {}, shown)
-        hidden, features = self.target.parts(states, self.layers)
-        logits = self.target.logits(hidden)
-        self.p[:nodes], self.features[:nodes] = warp(logits, self.setting), features
-        return hidden, logits
+        logits = self.target.logits(self.target.parts(states, self.layers)[0])
+        self.p[:nodes], self.states[:nodes] = warp(logits, self.setting), states
 
     def table(self, action: Action) -> tuple[Tensor, Tensor, tuple[int, int]]:
-        """Return all that the host gets: `nodes_in`'s numbers and the tokens; then the weights.
+        """Return all that the host gets: `look_up`'s numbers and the tokens; then the weights.
 
-        Last the shape of the table, (M, K).
+        Last the shape of the table, (M, K). The weights take q's place, which is needed no more.
         """
         (*levels, (leaves, _)), (offered, bottom_up) = layout(action)[1], self.rule
         count, inner = leaves.stop, leaves.start
@@ -296,11 +296,15 @@ class RecordedSteps:
         if not bottom_up:
             levels = [(slice(0, inner), most)]
         found, weights = look_up(
-            self.p[:count], self.q[:inner], draws, levels if most else [], bottom_up
+            self.p[:count],
+            self.q[:inner],
+            draws,
+            levels if most else [],
+            bottom_up,
+            self.sent[LAST_DRAWS, :count],
         )
-        ahead = inverse_cdf(weights, self.sent[LAST_DRAWS, :count, None])[:, 0]
-        values = torch.cat([found, ahead.double(), tokens.double()])
-        return values, weights, (inner, most)
+        self.q[:count] = weights
+        return torch.cat([found, tokens.double()]), self.q[:count], (inner, most)
 
     def _merged(
         self, root: int, action: Action, found: Tensor, weights: Tensor, shape: tuple[int, int]
@@ -341,7 +345,7 @@ class RecordedSteps:
     @contextmanager
     def _idle(self) -> Iterator[None]:
         """Let a function write where nothing is kept."""
-        kept = [(each, each.clone()) for each in (self.whole, self.row, self.hidden)]
+        kept = [(each, each.clone()) for each in (self.whole, self.row, self.hidden, self.q)]
         self.whole.zero_()
         self.whole[SCALARS] = self.passes[0].nowhere
         self.whole[SCALARS, 1].fill_(1)
@@ -349,6 +353,8 @@ class RecordedSteps:
         yield
         for buffer, content in kept:
             buffer.copy_(content)
+        for passes in self.passes:
+            passes.cache.clear(passes.nowhere)
 
 
 def _padded(count: int) -> int:
@@ -368,13 +374,16 @@ def recorded_steps(
     features: [n, W], the target's at the prompt.
     """
     sessions = [session] if drafter is None else [session, drafter.session]
-    passes, known = [each.passes for each in sessions], decoder.static.steps
-    key = decoder.verify.table, state.setting, drafter and drafter.setting, *passes
+    passes = [each.passes for each in sessions]
     with torch.inference_mode():
-        if key not in known:
-            known[key] = RecordedSteps(decoder, state.setting, passes, drafter, features)
-        steps: RecordedSteps = known[key]
-        steps.features[0] = features[-1]
-        if drafter is not None:
-            steps.hidden[0] = drafter.previous.hidden
-    return steps.steps(decoder, state, rng, sessions, drafter)
+        states = features[-1]
+        if decoder.layers:
+            states = torch.cat([state.h_previous, states])
+        hidden = states[:0] if drafter is None else drafter.previous.hidden
+        known = decoder.static.steps
+        if (*passes,) not in known:
+            known[(*passes,)] = RecordedSteps(decoder, passes, states, hidden)
+        steps: RecordedSteps = known[(*passes,)]
+        steps.states[0], steps.hidden[0], steps.p[0] = states, hidden, state.p_previous
+    steps.begin(decoder, state, drafter)
+    return steps.steps(decoder, rng, sessions)

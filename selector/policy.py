@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.arguments import checked
@@ -43,7 +44,6 @@ class NeuralPolicy(TreePolicy):
     """
 
     trees = "delayed"
-    looks = True
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
@@ -82,35 +82,41 @@ class NeuralPolicy(TreePolicy):
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         """Draft the chosen tree."""
-        return draft_delayed(self.delayed_tree(state, drafter), state, drafter, rng)
-
-    def delayed_tree(self, state: DecodingState, drafter: Drafter) -> Action:
-        """Choose a tree; see `TreePolicy.delayed_tree`."""
         started = time.perf_counter()
-        index = self.choose(state, drafter)
-        self.counts[index] += 1
+        action = self.delayed_tree(state) or self.chosen(int(self.choice(state, drafter)))
         self.seconds = time.perf_counter() - started
+        return draft_delayed(action, state, drafter, rng)
+
+    def delayed_tree(self, state: Any) -> Action | None:
+        """Return the setting's static tree, or None where the network chooses."""
+        static = self.static(state.setting)
+        return None if static is None else self.chosen(static)
+
+    def chosen(self, index: int) -> Action:
+        """Count a tree, and return it."""
+        self.counts[index] += 1
         return TREES[index]
 
-    def choose(self, state: DecodingState, drafter: Drafter) -> int:
-        """Return the index in TREES of the most probable tree at a root."""
+    def choice(self, state: DecodingState, drafter: Drafter) -> Tensor:
+        """Return the most probable tree at a root; see `TreePolicy.choice`."""
         setting, device = state.setting, state.h_previous.device
         if self not in state.memory:
             self._check_models(state, drafter)
             self.selector.to(device)
-            prices = self._costs.passes.to(device), self._costs.seconds.to(device)
-            state.memory[self] = self.static(setting), *prices
-        static, passes, seconds = state.memory[self]
-        if static is not None:
-            return static
-        at, size = self._costs.row(state.context), self.selector.schema.target_hidden
+            state.memory[self] = self._costs.passes.to(device), self._costs.seconds.to(device)
+        passes, seconds = state.memory[self]
+        context: Any = state.context
+        at, size = self._costs.row(context), self.selector.schema.target_hidden
         statistics = scalar_features(state.p_previous, *drafter.seen()).float()
-        request = state.context, setting.temperature, setting.top_p
-        filled = [statistics.new_full((1,), each) for each in request]  # no upload
-        scalars = torch.cat([statistics, *filled, passes[at]])[None]
+        request = context, setting.temperature, setting.top_p
+        known = [
+            x.to(statistics) if isinstance(x, Tensor) else statistics.new_full((1,), x)  # no upload
+            for x in request
+        ]
+        scalars = torch.cat([statistics, *known, passes[at].view(-1)])[None]
         hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
-        return int(self.selector(*states, scalars, seconds[at][None]).argmax())
+        return self.selector(*states, scalars, seconds[at].view(1, -1)).argmax(-1)
 
     def static(self, setting: SamplingSetting) -> int | None:
         """Return the static tree of a setting, or None where the network chooses."""

@@ -27,7 +27,6 @@ from nde_talf.decoding.recorded_step import RecordedShapes
 from nde_talf.decoding.rules import verification_table
 from nde_talf.decoding.rules.verification_table import Draws, look_up
 from nde_talf.decoding.sampling import rng as sampling
-from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.rng import locate, warp
 from nde_talf.draft_training.training.head_training import HeadModule, build_head
@@ -218,8 +217,7 @@ def shapes(p, q, levels, bottom_up, uniforms, setting):
     inner, draws = len(q), 2
     tokens = torch.ones(inner, draws, dtype=torch.long)
     draws = Draws(tokens, tokens, tokens[:, 0])
-    numbers, weights = look_up(warp(p, setting), warp(q, setting), draws, levels, bottom_up)
-    return numbers, inverse_cdf(weights, uniforms)
+    return look_up(warp(p, setting), warp(q, setting), draws, levels, bottom_up, uniforms)
 
 
 @pytest.mark.parametrize("bottom_up", [False, True])
@@ -228,7 +226,7 @@ def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
     """Traced with tensors that have no numbers: nothing is read, no shape depends on any."""
     monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
     levels = [(slice(0, 1), 2), (slice(1, 3), 1)] if bottom_up else [(slice(0, 3), 2)]
-    inputs = torch.randn(6, 9), torch.randn(3, 9), torch.rand(6, 1, dtype=torch.float64)
+    inputs = torch.randn(6, 9), torch.randn(3, 9), torch.rand(6, dtype=torch.float64)
 
     def table(p, q, uniforms):
         return shapes(p, q, levels, bottom_up, uniforms, setting)

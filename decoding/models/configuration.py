@@ -3,6 +3,7 @@
 import math
 from typing import cast
 
+import torch
 from torch import nn
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
@@ -33,6 +34,16 @@ def longest_context(config: PretrainedConfig) -> int:
     ):  # from here on it counts slots, not positions
         context = min(context, config.floor_scale - _SLOTS)
     return context
+
+
+def bytes_of_context(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Return what the cache takes for a token; 0 without attention, as in Mamba."""
+    given = config.to_dict()
+    if not (heads := given.get("num_attention_heads")):
+        return 0
+    keys = given.get("num_key_value_heads") or heads
+    keys *= given.get("head_dim") or given["hidden_size"] // heads
+    return int(2 * given["num_hidden_layers"] * keys * dtype.itemsize)
 
 
 def forget_sampling_advice(module: PreTrainedModel) -> None:

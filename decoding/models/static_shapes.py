@@ -22,8 +22,10 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError, first_line
+from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.device import asynchronous, blocked, upload
 from nde_talf.decoding.models.cache import KVCache, Slots
+from nde_talf.decoding.models.configuration import bytes_of_context
 from nde_talf.decoding.models.tree_session import Forward, Shapes, TreeSession
 
 Compile = Callable[[Callable], Callable]
@@ -251,6 +253,23 @@ class StaticShapes(Shapes):
         )  # attention kernels want masks in lines of a multiple of 8
         self._passes: dict[Forward, FixedPasses] = {}
         self._lock = Lock()
+        self._told = set[int]()
+
+    def recorder(self, decoder: Any) -> Any:
+        """See `Shapes.recorder`: nothing does."""
+        self.tell_size(decoder)
+
+    def tell_size(self, decoder: Any, rows: int = 0) -> None:
+        """Print what a decoder's buffers take on a device, once; rows: bytes of distributions."""
+        target, draft = decoder.target, decoder.drafter and decoder.drafter.model
+        size = rows
+        for model in (target, draft) if draft else (target,):
+            size += self.capacity * bytes_of_context(model.config, model.dtype)
+        if asynchronous(target.device) and size not in self._told:
+            self._told.add(size)
+            console.print(
+                f"static shapes: buffers for {self.context} tokens take {size / 2**20:,.0f} MiB"
+            )
 
     def size(self, rows: int) -> int:
         """The smallest size of a pass that holds `rows`. Raises UserError where there is none."""

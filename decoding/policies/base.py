@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nde_talf.decoding.actions import Action
+from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.decoding.tree import DraftTree
@@ -65,20 +65,29 @@ class TreePolicy:
         draft_setting: what the draft's distributions are warped with where the decoder says "auto";
             None: what the target's are.
         seconds: how long its last choice took, for the record.
-        looks: `delayed_tree` looks at the drafter.
+        choice: for a policy of delayed trees that looks at the draft, the function of a state and a
+            drafter that returns the tree's index in TREES, [1]. It reads no number, so that a CUDA
+            graph can hold it; context may be a tensor [1].
     """
 
     trees: str = ""
     draft_setting: SamplingSetting | str | None = AUTO
     seconds: float = 0.0
-    looks: bool = False
+    choice: Any = None
 
     def check_decoder(self, target: Any, drafter: Any, draft_setting: Any) -> None:
         """Raise UserError, or warn, where a decoder's models do not fit the policy."""
 
-    def delayed_tree(self, state: DecodingState, drafter: Any) -> Action | None:
-        """Return the delayed tree that `draft` draws; None for a policy of other trees."""
+    def delayed_tree(self, state: Any) -> Action | None:
+        """Return the delayed tree that `draft` draws, if it is chosen without a look at the draft.
+
+        None otherwise, and for a policy of other trees.
+        """
         return None
+
+    def chosen(self, index: int) -> Action:
+        """Return the tree of `choice`."""
+        return TREES[index]
 
     def draft(self, state: DecodingState, drafter: Any, rng: Rng) -> DraftTree:
         """Build the tree of one step, with the root as its node 0."""

@@ -47,7 +47,7 @@ class Autoregressive(TreePolicy):
 
     trees = "none"
 
-    def delayed_tree(self, state: DecodingState, drafter: Any) -> Action:
+    def delayed_tree(self, state: Any) -> Action:
         """See `TreePolicy.delayed_tree`: the root alone."""
         return Action(1, 0, 0)
 
@@ -64,7 +64,7 @@ class Delayed(TreePolicy):
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def delayed_tree(self, state: DecodingState, drafter: Any) -> Action:
+    def delayed_tree(self, state: Any) -> Action:
         """See `TreePolicy.delayed_tree`."""
         return self.action
 

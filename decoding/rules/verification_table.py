@@ -98,9 +98,14 @@ class _Rows(NamedTuple):
 
 
 def look_up(
-    p: Tensor, q: Tensor, draws: Draws, levels: list[tuple[slice, int]], bottom_up: bool
+    p: Tensor,
+    q: Tensor,
+    draws: Draws,
+    levels: list[tuple[slice, int]],
+    bottom_up: bool,
+    uniforms: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the numbers of a tree [3 M K + N], and weights [N, V] to draw a token from.
+    """Return the numbers of a tree [3 M K + 2 N], and weights [N, V] that tokens are drawn from.
 
     Shapes depend on the arguments' shapes alone, and no number is read.
 
@@ -110,10 +115,11 @@ def look_up(
         draws: of the inner nodes.
         levels: rows of inner nodes, parents before children, and the most draws of one of them.
         bottom_up: nodes are reached with a weight (Traversal), otherwise with 1.
+        uniforms: [N], by which a token is drawn from each row of the weights.
 
     Returns:
-        p and q at the draws, the residual's mass after each rejection, and the last residual's;
-        then the residuals, p where nothing is left.
+        p and q at the draws, the residual's mass after each rejection, the last residual's, and the
+        tokens; then the residuals, p where nothing is left.
     """
     count, inner = len(p), len(q)
     px, qx = (rows[:inner].gather(1, draws.tokens).double() for rows in (p, q))
@@ -137,8 +143,9 @@ def look_up(
     rest = _Rows(p[:inner], q).rest(torch.cat(last), weights[:inner] if bottom_up else 1.0)
     rest = torch.cat([rest, p[inner:]])
     left = rest.sum(-1, dtype=torch.float64)
-    numbers = torch.cat([px.flatten(), qx.flatten(), masses.flatten(), left])
-    return numbers, torch.where((weights * left <= EMPTY)[:, None], p, rest)
+    rest = torch.where((weights * left <= EMPTY)[:, None], p, rest)
+    tokens = inverse_cdf(rest, uniforms[:, None]).double()
+    return torch.cat([each.flatten() for each in (px, qx, masses, left, tokens)]), rest
 
 
 @dataclass
@@ -230,10 +237,8 @@ def table_of(
     p = tree.p_rows().index_select(0, rows)
     q = tree.q_rows(inner) if inner else p[:0]
     levels = _levels(tree, inner, children, bottom_up)
-    found, weights = look_up(p, q, draws, levels, bottom_up)
-    ahead = inverse_cdf(weights, uniforms[:, None])[:, 0]
-    values = torch.cat([found, ahead.double()]).tolist()
-    return nodes_in(values, weights, tree, row, shape)
+    found, weights = look_up(p, q, draws, levels, bottom_up, uniforms)
+    return nodes_in(found.tolist(), weights, tree, row, shape)
 
 
 def nodes_in(
@@ -246,7 +251,7 @@ def nodes_in(
     """Return what gives the nodes of a tree by number.
 
     Args:
-        values: `look_up`'s numbers [3 M K + N], then a token drawn from each row of `weights`.
+        values: `look_up`'s numbers.
         weights: [N, V].
         tree: with at most N nodes.
         row: of each node.

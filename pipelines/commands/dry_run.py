@@ -22,7 +22,7 @@ from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.common.model_record import place_of
 from nde_talf.decoding.common.progress import console, duration
-from nde_talf.decoding.models.configuration import longest_context
+from nde_talf.decoding.models.configuration import bytes_of_context, longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.training.lm_training import build_llama
 from nde_talf.pipelines.commands.estimate import (
@@ -142,14 +142,7 @@ def dry_run(config: Config, faults: Sequence[str] = ()) -> None:
 
 
 def _bytes_of_context(model: Any) -> int:
-    """Return what the cache takes for a token; 0 without attention, as in Mamba."""
-    text = model.config.get_text_config()
-    given = text.to_dict()
-    if not (heads := given.get("num_attention_heads")):
-        return 0
-    keys = given.get("num_key_value_heads") or heads
-    keys *= given.get("head_dim") or text.hidden_size // heads
-    return int(2 * text.num_hidden_layers * keys * model.dtype.itemsize)
+    return bytes_of_context(model.config.get_text_config(), model.dtype)
 
 
 def most_memory(config: Config, models: dict[str, Any]) -> int:

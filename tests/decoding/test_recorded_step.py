@@ -33,9 +33,11 @@ from nde_talf.decoding.testing import exact_law
 from tests.decoding.families import family
 from tests.decoding.laws import continued as law_and_then_p
 from tests.decoding.laws import distance
+from tests.decoding.memoized import memoized_model
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import Tables, emitted, scored
 from tests.decoding.test_laws import TOLERANCE, PeakedTables
+from tests.decoding.tiny_loop import law_of
 from tests.draft_training.heads import random_eagle3, random_head
 from tests.refusal import refusal
 from tests.test_simulated_gpu import PROMPT, Scripted, selecting
@@ -105,9 +107,9 @@ def test_a_context_is_filled_as_today(name, policy, rule):
 class OfTables(RecordedSteps):
     """Steps whose models are tables; draws, merging, the table and the walk are the real ones."""
 
-    def __init__(self, tables, rule):
-        self.tables, self.rule, self.setting, self.static = tables, rule.table, RAW, static()
-        self.device, self.drafter, row = torch.device("cpu"), None, tables(())[0]
+    def __init__(self, tables):
+        self.tables, self.static, self.passes = tables, static(), []
+        self.device, row = torch.device("cpu"), tables(())[0]
         self.p, self.q = row.new_zeros(2, 48, len(row))
         self.make_rows()
 
@@ -118,7 +120,7 @@ class OfTables(RecordedSteps):
             row = parents[row]
         return tuple(reversed(tokens))
 
-    def advance(self, width, shown):
+    def advance(self, width, shown, choosing):
         self.row.fill_(1)
         self.q[0] = self.tables(())[1]
 
@@ -131,11 +133,10 @@ class OfTables(RecordedSteps):
     def score(self, nodes, shown):
         for row in range(int(self.whole[SCALARS, 2])):
             self.p[row] = self.tables(self.text(row))[0]
-        return self.p[:nodes], self.p[:nodes].log()
 
     def emitted(self, decoder, rng):
-        state = DecodingState(0, 1, 20, RAW, None, None)
-        return tuple(next(self.steps(decoder, state, rng, [], None)).tokens)
+        self.begin(decoder, DecodingState(0, 1, 20, RAW, None, None), None)
+        return tuple(next(self.steps(decoder, rng, [])).tokens)
 
 
 def all_tables(night):
@@ -159,7 +160,7 @@ def test_laws_are_the_targets_and_todays(action, night):
             continue
         for tables, bound in all_tables(night):
             steps, of = (
-                OfTables(tables, rule),
+                OfTables(tables),
                 SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter),
             )
             law = exact_law(partial(steps.emitted, of))
@@ -169,6 +170,31 @@ def test_laws_are_the_targets_and_todays(action, night):
             length = action.depth + 1
             p = law_and_then_p({(): 1.0}, tables, length)
             assert distance(law_and_then_p(law, tables, length), p) < bound, name
+
+
+def loops():
+    for dtype, bound in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+        for action in (Action(1, 0, 2), Action(2, 0, 1), Action(2, 1, 1)):
+            for rule in RULES if action.k > 1 else ("naive", "bv"):
+                quick = (action, rule) == (Action(2, 0, 1), "traversal")
+                yield pytest.param(
+                    dtype, bound, action, rule, marks=pytest.mark.slow if quick else pytest.mark.law
+                )
+
+
+@pytest.mark.parametrize("dtype,bound,action,rule", [*loops()])
+def test_the_law_of_the_loop_is_the_targets(dtype, bound, action, rule):
+    """Plain decoding's, of three tokens: of two steps and a commit; the draft is peaked."""
+    models = (CausalModel(each.module.to(dtype)) for each in tiny_pair(2, noise=0.15))
+    target, draft = map(memoized_model, models)
+    shapes, cold = RecordedShapes(16, rows=8), SamplingSetting(0.03)
+    of = SpeculativeDecoder(
+        target, LMDrafter(draft, shapes), Delayed(action), rule, cold, static=shapes
+    )
+    plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
+    law, expected = (law_of(each, 3, prompt=[1, 0]) for each in (of, plain))
+    assert shapes.steps  # the steps are recorded ones
+    assert distance(law, expected) < bound
 
 
 def recorded(drafts, setting=SamplingSetting(0.6, 0.9), rule="traversal"):
@@ -186,13 +212,13 @@ def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
     monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
     steps, rng = recorded(drafts, rule=rule), Rng.seeded(0)
     functions = {
-        "advance": partial(steps.advance, 4, CONTEXT),
+        "advance": partial(steps.advance, 4, CONTEXT, False),
         "level": partial(steps.level, rng, 4, CONTEXT, False),
         "last level": partial(steps.level, rng, 4, CONTEXT, True),
         "target": partial(steps.score, 16, CONTEXT),
         "table": partial(steps.table, TREES[0]),
     }
-    buffers = ("p", "q", "sent", "whole", "tokens", "above", "first", "row", "features", "hidden")
+    buffers = ("p", "q", "sent", "whole", "tokens", "above", "first", "row", "states", "hidden")
     with torch.inference_mode():
         for function in functions.values():
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:

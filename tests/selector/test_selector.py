@@ -157,7 +157,7 @@ def test_the_policy_takes_the_tree_of_the_largest_logit(target_hidden, sharpness
         previous, root = (SimpleNamespace(hidden=state) for state in states[1:])
         drafter = SimpleNamespace(previous=previous, root=root, seen=q.copy)
         state = DecodingState(0, context, 99, setting, p, states[0])
-        assert policy.choose(state, drafter) == int(expected.argmax())
+        assert policy.choice(state, drafter) == int(expected.argmax())
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
