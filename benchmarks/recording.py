@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from nde_talf.pipelines.runs.run_models import pair_of
 
 OUT = Path(__file__).parents[1] / "docs/figures/generate.svg"
 RUNS, SLOWER, PAUSE = 5, 10, 2.5  # runs of each side, times slower than it was, seconds at the end
-COLUMNS, CHAR, LINE, TOP = 34, 8.0, 18, 92
+COLUMNS, CHAR, LINE, TOP = 26, 8.0, 18, 108
 ACROSS, DOWN, TREE = 22, 11, 64  # between a tree's levels and rows, and the height of its place
 PANEL = COLUMNS * CHAR + 24
 GREY, GREEN, YELLOW, WHITE = "#8b949e", "#7ee787", "#e3b341", "#e6edf3"
@@ -137,7 +138,8 @@ def trees_of(one: Recording, left: float, top: float, total: float) -> list[str]
 
 def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
     """Draw one terminal: title, counter and text."""
-    lines, row, column = [f'<text x="{left}" y="62" fill="{WHITE}">{escape(title)}</text>'], 0, 0
+    row, column = 0, 0
+    lines = [f'<text x="{left}" y="{TOP - 28}" fill="{WHITE}">{escape(title)}</text>']
     for at, piece, colour in one.pieces:
         for number, part in enumerate(piece.split("\n")):
             row, column = (row + 1, 0) if number else (row, column)
@@ -155,8 +157,8 @@ def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
                 if part:
                     row, column = row + 1, 0
     lines.append(
-        f'<text x="{left + PANEL - 24:g}" y="62" text-anchor="end" fill="{GREY}">'
-        f"{len(one.tokens)} tokens, {one.speed:.0f} per second"
+        f'<text x="{left + PANEL - 24:g}" y="{TOP - 28}" text-anchor="end" fill="{GREY}">'
+        f"{one.speed:.0f} tokens/s"
         f"{appearing(SLOWER * one.seconds, total)}</text>"
     )
     return lines
@@ -188,8 +190,12 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
             f'"13" xml:space="preserve"><title>Plain decoding beside nde-talf, which is {gain}'
             "</title>",
             f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#0d1117"/>',
-            f'<text x="24" y="30" fill="{GREY}">$ {escape(command)}</text>',
-            f'<path d="M24 40H{width - 24:g}M{PANEL + 12:g} 48V{height - 52:g}" stroke="#30363d"/>',
+            *(
+                f'<text x="24" y="{26 + LINE * row}" fill="{GREY}">{escape(line)}</text>'
+                for row, line in enumerate(wrap(f"$ {command}", 2 * COLUMNS))
+            ),
+            f'<path d="M24 {TOP - 50}H{width - 24:g}M{PANEL + 12:g} {TOP - 42}V{height - 52:g}"'
+            ' stroke="#30363d"/>',
             *panel(24, "plain decoding", plain, total),
             *panel(PANEL + 24, "nde-talf", ours, total),
             *trees_of(ours, PANEL + 24, low, total),
