@@ -1,9 +1,9 @@
-"""Record the README's picture: `python -m benchmarks.recording [--run smollm2 --prompt "..."]`.
+"""Record the README's picture: `python -m benchmarks.recording [--prompt "..."]`.
 
 A prompt is continued without and with a draft, in turn; of each side the run of median speed is
-shown, token by token as it came, slowed down, with the tree of every step beside our text. Without
---prompt it is a held-out one of the shipped pair. The SVG moves by SMIL; where nothing moves, its
-last state is seen. Columns are few, so that it can be read on a screen of 400 pixels.
+shown, token by token as it came, slowed down, with the tree of every step below our text. The SVG
+moves by SMIL; where nothing moves, its last state is seen. Columns are few, so that it can be read
+on a screen of 400 pixels.
 """
 
 import argparse
@@ -208,11 +208,11 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
 def main() -> None:
     """Record both sides in turn, and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", default="small")
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--run", default="smollm2")
+    parser.add_argument("--prompt", default="Why is the sky blue?")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -229,8 +229,9 @@ def main() -> None:
     medians = [
         sorted(side, key=lambda one: one.seconds)[RUNS // 2] for side in zip(*runs, strict=True)
     ]
-    given = f'model={asked.run} prompt="{asked.prompt}"' if asked.prompt else f"seed={asked.seed}"
-    command = f"nde generate {given} temperature={asked.temperature:g}"
+    command = (
+        f'nde generate model={asked.run} prompt="{asked.prompt}" temperature={asked.temperature:g}'
+    )
     asked.out.write_text(picture(*medians, command, not asked.temperature))
     print(f"{asked.out}: {[round(one.speed) for one in medians]} tokens/s")
 
