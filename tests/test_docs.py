@@ -19,7 +19,12 @@ from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
 from nde_talf.draft_training.registry import HEADS, LOSSES
 from nde_talf.pipelines.commands.check import CheckConfig
 from nde_talf.pipelines.commands.export import ExportConfig, export
-from nde_talf.pipelines.commands.generate import GenerateConfig, completed, generate, without_prompt
+from nde_talf.pipelines.commands.generate import (
+    GenerateConfig,
+    _generate_given,
+    completed,
+    without_prompt,
+)
 from nde_talf.pipelines.commands.recommend import RecommendConfig, recommend
 from nde_talf.pipelines.commands.recommend import completed as probed
 from nde_talf.pipelines.config.checks import check_config
@@ -213,7 +218,7 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
             check_config(configured(arguments))
 
 
-RUN = {"generate": generate, "recommend": recommend, "export": export}
+RUN = {"generate": _generate_given, "recommend": recommend, "export": export}
 OTHERS = re.compile(r"run=(mine|own)|smollm2|=\.\.\.|data=")  # not at home, or a form of words
 RUNNABLE = [
     each
