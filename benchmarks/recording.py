@@ -1,9 +1,9 @@
-"""Record the README's picture: `python -m benchmarks.recording [--run smollm2 --prompt "..."]`.
+"""Record the README's picture: `python -m benchmarks.recording [--prompt "..."]`.
 
 A prompt is continued without and with a draft, in turn; of each side the run of median speed is
-shown, token by token as it came, slowed down, with the tree of every step beside our text. Without
---prompt it is a held-out one of the shipped pair. The SVG moves by SMIL; where nothing moves, its
-last state is seen. Columns are few, so that it can be read on a screen of 400 pixels.
+shown, token by token as it came, slowed down, with the tree of every step below our text. The SVG
+moves by SMIL; where nothing moves, its last state is seen. Columns are few, so that it can be read
+on a screen of 400 pixels.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from nde_talf.pipelines.runs.run_models import pair_of
 
 OUT = Path(__file__).parents[1] / "docs/figures/generate.svg"
 RUNS, SLOWER, PAUSE = 5, 10, 2.5  # runs of each side, times slower than it was, seconds at the end
-COLUMNS, CHAR, LINE, TOP = 34, 8.0, 18, 92
+COLUMNS, CHAR, LINE, TOP = 26, 8.0, 18, 108
 ACROSS, DOWN, TREE = 22, 11, 64  # between a tree's levels and rows, and the height of its place
 PANEL = COLUMNS * CHAR + 24
 GREY, GREEN, YELLOW, WHITE = "#8b949e", "#7ee787", "#e3b341", "#e6edf3"
@@ -137,7 +138,8 @@ def trees_of(one: Recording, left: float, top: float, total: float) -> list[str]
 
 def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
     """Draw one terminal: title, counter and text."""
-    lines, row, column = [f'<text x="{left}" y="62" fill="{WHITE}">{escape(title)}</text>'], 0, 0
+    row, column = 0, 0
+    lines = [f'<text x="{left}" y="{TOP - 28}" fill="{WHITE}">{escape(title)}</text>']
     for at, piece, colour in one.pieces:
         for number, part in enumerate(piece.split("\n")):
             row, column = (row + 1, 0) if number else (row, column)
@@ -155,8 +157,8 @@ def panel(left: float, title: str, one: Recording, total: float) -> list[str]:
                 if part:
                     row, column = row + 1, 0
     lines.append(
-        f'<text x="{left + PANEL - 24:g}" y="62" text-anchor="end" fill="{GREY}">'
-        f"{len(one.tokens)} tokens, {one.speed:.0f} per second"
+        f'<text x="{left + PANEL - 24:g}" y="{TOP - 28}" text-anchor="end" fill="{GREY}">'
+        f"{one.speed:.0f} tokens/s"
         f"{appearing(SLOWER * one.seconds, total)}</text>"
     )
     return lines
@@ -188,8 +190,12 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
             f'"13" xml:space="preserve"><title>Plain decoding beside nde-talf, which is {gain}'
             "</title>",
             f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#0d1117"/>',
-            f'<text x="24" y="30" fill="{GREY}">$ {escape(command)}</text>',
-            f'<path d="M24 40H{width - 24:g}M{PANEL + 12:g} 48V{height - 52:g}" stroke="#30363d"/>',
+            *(
+                f'<text x="24" y="{26 + LINE * row}" fill="{GREY}">{escape(line)}</text>'
+                for row, line in enumerate(wrap(f"$ {command}", 2 * COLUMNS))
+            ),
+            f'<path d="M24 {TOP - 50}H{width - 24:g}M{PANEL + 12:g} {TOP - 42}V{height - 52:g}"'
+            ' stroke="#30363d"/>',
             *panel(24, "plain decoding", plain, total),
             *panel(PANEL + 24, "nde-talf", ours, total),
             *trees_of(ours, PANEL + 24, low, total),
@@ -202,11 +208,11 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
 def main() -> None:
     """Record both sides in turn, and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", default="small")
-    parser.add_argument("--prompt", default="")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--run", default="smollm2")
+    parser.add_argument("--prompt", default="Why is the sky blue?")
+    parser.add_argument("--temperature", type=float, default=0.6)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -223,8 +229,9 @@ def main() -> None:
     medians = [
         sorted(side, key=lambda one: one.seconds)[RUNS // 2] for side in zip(*runs, strict=True)
     ]
-    given = f'model={asked.run} prompt="{asked.prompt}"' if asked.prompt else f"seed={asked.seed}"
-    command = f"nde generate {given} temperature={asked.temperature:g}"
+    command = (
+        f'nde generate model={asked.run} prompt="{asked.prompt}" temperature={asked.temperature:g}'
+    )
     asked.out.write_text(picture(*medians, command, not asked.temperature))
     print(f"{asked.out}: {[round(one.speed) for one in medians]} tokens/s")
 

@@ -79,7 +79,8 @@ def _no_claim(setting: str, control: list[float] | None) -> str:
     why = "no A/A control was timed: there is none, or its texts end with their first token"
     if control:
         figure = shown(control, 3, "×")
-        why = f"plain decoding against itself reads {figure}, not 1 within 0.9 to 1.1"
+        why = f"plain decoding against itself is {figure}, where the interval should hold 1 and"
+        why += " be within 0.9 to 1.1"
     return (
         f"At {in_words(setting)}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim."
         " Measure once more on a quiet machine, as a run of its own (stage=evaluate run=NAME"

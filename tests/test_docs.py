@@ -18,9 +18,14 @@ from nde_talf.decoding.common.settings import NAME, keys
 from nde_talf.decoding.registry import FAMILIES, POLICIES, VERIFIERS
 from nde_talf.draft_training.registry import HEADS, LOSSES
 from nde_talf.pipelines.commands.check import CheckConfig
-from nde_talf.pipelines.commands.export import ExportConfig
-from nde_talf.pipelines.commands.generate import GenerateConfig, completed, without_prompt
-from nde_talf.pipelines.commands.recommend import RecommendConfig
+from nde_talf.pipelines.commands.export import ExportConfig, export
+from nde_talf.pipelines.commands.generate import (
+    GenerateConfig,
+    _generate_given,
+    completed,
+    without_prompt,
+)
+from nde_talf.pipelines.commands.recommend import RecommendConfig, recommend
 from nde_talf.pipelines.commands.recommend import completed as probed
 from nde_talf.pipelines.config.checks import check_config
 from nde_talf.pipelines.config.command_line import composed, presets
@@ -28,6 +33,7 @@ from nde_talf.pipelines.config.own_data import in_full
 from nde_talf.pipelines.config.schema import Config
 from recipes.small.steps import SmallConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
+from tests.refusal import refusal
 
 PAGES = [
     ROOT / "README.md",
@@ -210,6 +216,32 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
             if any(word.startswith("+sweep=") for word in arguments):
                 arguments = [*arguments, "run=sweep-0"]  # a job's number, which Hydra gives
             check_config(configured(arguments))
+
+
+RUN = {"generate": _generate_given, "recommend": recommend, "export": export}
+OTHERS = re.compile(r"run=(mine|own|NAME)|smollm2|=\.\.\.|data=")  # not at home, or a form of words
+RUNNABLE = [
+    each
+    for each in COMMANDS
+    if each[1].split()[2].rpartition(".")[2] in RUN and not OTHERS.search(each[1])
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page,line", RUNNABLE, ids=lambda x: re.sub(r"\W+", "-", x)[:60])
+def test_a_command_line_runs(page, line, home, monkeypatch, tmp_path):
+    """With the shipped pair, and few tokens."""
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))  # prices are measured once
+    monkeypatch.setitem(PLACEHOLDERS, "FOLDER_OR_HUB_NAME", "checkpoints/small/pair/target")
+    command = line.split()[2].rpartition(".")[2]
+    short = ["new_tokens=8"] if command == "generate" else []
+    config = configured([*variants(line)[0], *short], command)
+    if "policy=beam verifier=specinfer" in line:  # shown for its message
+        with refusal("verifier"):
+            RUN[command](config)
+    else:
+        RUN[command](config)
 
 
 def test_code_and_commands_of_the_pages_are_found():

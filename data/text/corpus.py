@@ -167,6 +167,8 @@ def _load_table(source: str, split: str, first: int | None) -> Rows:
     arguments: dict[str, Any]
     if path.suffix in FILE_FORMATS:
         if not source.startswith(HUB_FILES):
+            if not path.exists():
+                raise UserError(f"{source}: there is no such file.")
             return _load_file(path)
         name, arguments = FILE_FORMATS[path.suffix], {"data_files": source, "split": "train"}
     elif is_hub_name(name) and not path.exists():

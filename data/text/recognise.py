@@ -29,10 +29,11 @@ def question_template(rows: Rows, source: str, key: str) -> str:
     if len(chosen) == 1:
         return f"{{{chosen[0]}}}"
     first = rows[0] if len(rows) else {}
+    likely = max(chosen or columns, key=lambda name: len(str(first.get(name))))
     listed = ", ".join(f"{name} ({str(first.get(name))[:40]!r})" for name in chosen or columns)
     raise UserError(
         f"{source}: which column is the prompt? It has {listed}. Name it with"
-        f" \"{key}='{{{(chosen or columns)[0]}}}'\"."
+        f" \"{key}='{{{likely}}}'\"."
     )
 
 

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typing_extensions import TypedDict
 
+from nde_talf.data.text.shipped import HUB, smollm2
 from nde_talf.decoding.common.card import hub_name, write_card
 from nde_talf.decoding.common.checksums import CHECKSUMS, write_export
 from nde_talf.decoding.common.errors import UserError
@@ -276,7 +277,8 @@ def write_head_card(
     """
     target, reason = head.target, not_for_vllm(head.family)
     whole = target.module.config
-    base, kind = hub_name(str(whole._name_or_path)), whole.model_type
+    folder_of, kind = str(whole._name_or_path), whole.model_type
+    base = HUB if folder_of == smollm2() else hub_name(folder_of)
     place, layers = base or "FOLDER OF THE TARGET", ", ".join(map(str, head.feature_layers))
     drafted = f"all {target.vocab_size} tokens" if head.vocabulary is None else len(head.vocabulary)
     known = {

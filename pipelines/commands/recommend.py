@@ -16,6 +16,7 @@ from pydantic import Field
 from rich.box import SIMPLE
 from rich.table import Table
 
+from nde_talf.data.text.shipped import SMOLLM2, smollm2
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
@@ -121,8 +122,13 @@ def _before_training(prices: Prices) -> Table:
 
 
 def completed(arguments: list[str]) -> list[str]:
-    """Read `data=FILE` as `prompts=FILE`: data is a group of presets, which Hydra would look up."""
-    return [re.sub(r"^data=", "prompts=", argument) for argument in arguments]
+    """Read `data=FILE` as `prompts=FILE`, and `model=smollm2` as its target.
+
+    Both are groups of presets for `nde run`, which Hydra would look up.
+    """
+    read = [re.sub(r"^data=", "prompts=", argument) for argument in arguments]
+    known = {f"model={SMOLLM2}": f"model.target={smollm2()}"}
+    return [known.get(argument, argument) for argument in read]
 
 
 def main() -> None:

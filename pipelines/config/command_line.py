@@ -156,7 +156,7 @@ def launch(
     except (UserError, MemoryError, OSError) as error:
         answer(error)
     except SystemExit as error:
-        if error.code == USAGE:
+        if error.code == USAGE and not errors:
             fail(
                 f"{_shown(arguments)}: these options cannot be read; --help lists what can be set.",
                 USAGE,

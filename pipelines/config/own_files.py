@@ -20,6 +20,7 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
+from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.schema import Config
@@ -109,12 +110,13 @@ def _tell(config: Config) -> None:
     data, traces, decoded = config.data, config.traces, config.evaluation.most_prompts
     console.print(
         f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
-        f" selector, {traces.validation_prompts} choose, {decoded} of {data.test_prompts} held out"
-        " are decoded (evaluation.prompts)."
+        f" selector, {traces.validation_prompts} end its training, {decoded} of"
+        f" {data.test_prompts} held out are decoded (evaluation.prompts)."
     )
     if data.source == ANSWERS:
         console.print(
             f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
-            " prompts with the target's answers, but for those held out; no built-in text. A small"
-            " target answers poorly: give a model of yours by model.target=FOLDER_OR_HUB_NAME"
+            " prompts with the target's answers, but for those held out; no built-in text."
         )
+        if str(config.model.target).startswith(str(SHIPPED)):
+            console.print("The shipped target answers poorly: give yours by model.target=...")

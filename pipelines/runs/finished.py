@@ -71,7 +71,7 @@ def meant(key: str, name: str, checkpoints: Path) -> str:
     return (
         f" Did you mean {key}={close[0]}?"
         if close
-        else f" The runs there: {', '.join(known) or 'none'}."
+        else f" Your runs there: {', '.join(known) or 'none'}; shipped: {SMALL}, {SMOLLM2}."
     )
 
 

@@ -1,10 +1,11 @@
-"""The notebook runs from top to bottom: with the small pair, and nightly with what is there."""
+"""The notebook runs from top to bottom: with the small pair, and nightly with SmolLM2."""
 
 import json
 
 import pytest
 
 from nde_talf.data.text.shipped import HUB
+from nde_talf.pipelines.commands.fetch import fetch
 from tests import ROOT
 
 NOTEBOOK = ROOT / "docs/first_hour.ipynb"
@@ -30,12 +31,17 @@ def test_the_notebook_runs_with_the_small_pair(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert names["run"] == "small" and len(names["trees"][names["step"]]) > 1
     assert "committed:" in printed and "tokens a pass" in printed
-    assert (tmp_path / "hour/export/selector-traversal/vectors.safetensors").is_file()
+    assert (tmp_path / "upload/selector-traversal/vectors.safetensors").is_file()
 
 
 @pytest.mark.nightly
-def test_the_notebook_runs_with_what_is_there(tmp_path, monkeypatch):
-    run_all(tmp_path, monkeypatch)
+def test_the_notebook_runs_with_smollm2(tmp_path, monkeypatch, capsys):
+    fetch()  # into the tests' own cache
+    names = run_all(tmp_path, monkeypatch)
+    printed = capsys.readouterr().out
+    assert names["run"] == "smollm2" and len(names["trees"][names["step"]]) > 1
+    assert printed.count("ours: ") == 2 and "committed:" in printed
+    assert (tmp_path / "upload/selector-traversal/vectors.safetensors").is_file()
 
 
 def test_the_notebook_is_stored_without_outputs():
