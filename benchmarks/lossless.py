@@ -30,7 +30,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import parser_of
 from nde_talf.data.engines.vllm import open_llm, sampling_params, stops_of
 from nde_talf.data.engines.vllm_speculation import Method, draft_method
-from nde_talf.data.text.pair import read_ends
+from nde_talf.data.text.pair import set_ends
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.actions import Action
 from nde_talf.decoding.common.errors import UserError
@@ -93,7 +93,7 @@ def exact_law(target: CausalModel, prompt: list[int], length: int, setting: Samp
 
 def _target(folder: str, **how: Any) -> CausalModel:
     model = CausalModel.load(folder, **how)
-    read_ends(model, folder)
+    set_ends(model, folder)
     return model
 
 

@@ -95,7 +95,7 @@ class SpeculativeDecoder:
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
                 " the policy Autoregressive()."
             )
-        self._recorded = None if self.static is None else self.static.recorder(self)
+        self._graph_steps = None if self.static is None else self.static.recorder(self)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
@@ -185,11 +185,11 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, recorded, features = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, logged, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
-        yield Step([state.root], 1, watch.seconds, recorded)
-        if self._recorded is not None:
-            yield from self._recorded(state, rng, session, drafter, features)
+        yield Step([state.root], 1, watch.seconds, logged)
+        if self._graph_steps is not None:
+            yield from self._graph_steps(state, rng, session, drafter, features)
             return
         while state.room >= 0:
             with torch.inference_mode():
@@ -259,6 +259,6 @@ class SpeculativeDecoder:
             of_path = accepted.of(features) if drafter.takes_features else features
             drafter.advance(accepted, of_path)
             watch.charge("draft")
-        recorded = record_of(accepted.of(raw) if self.record else raw, tokens, self.record)
+        logged = record_of(accepted.of(raw) if self.record else raw, tokens, self.record)
         watch.charge("other")
-        return Step(tokens, len(tree), watch.seconds, recorded), state
+        return Step(tokens, len(tree), watch.seconds, logged), state

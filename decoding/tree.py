@@ -32,7 +32,8 @@ class DraftTree:
             drawn without replacement: the float64 sum over the tokens not drawn before it. None
             where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
-        nodes: returns by number the node that rules look at, where a table has the numbers.
+        nodes: looks up a node's probabilities in the table that a recorded step made on the GPU
+            (`rules.verification_table`); otherwise None.
     """
 
     tokens: list[int]

@@ -89,7 +89,7 @@ class Pair:
         kept = ("id", "kind", "text", "tokens", "question")
         lines = [
             {name: getattr(prompt, name) for name in kept} | {"split": split}
-            for prompt, split in zip(prompts, test_splits(prompts, test), strict=True)
+            for prompt, split in zip(prompts, assign_splits(prompts, test), strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
@@ -273,11 +273,11 @@ def load_models(
         model.match(models[0].vocab_size)
         console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
     if models:
-        read_ends(models[0], places[0])
+        set_ends(models[0], places[0])
     return models
 
 
-def read_ends(target: CausalModel, where: str) -> None:
+def set_ends(target: CausalModel, where: str) -> None:
     """Let texts end where a target in the folder or hub name `where` and its template end them."""
     eos = target.module.generation_config.eos_token_id
     target.chat_ends = text_ends(where, eos, target.vocab_size)
@@ -314,7 +314,7 @@ def narrow(rows: Tensor) -> Tensor:
     return rows.to(torch.int16 if largest < 1 << 15 else torch.int32).contiguous()
 
 
-def test_splits(prompts: list[Prompt], test: int) -> list[str]:
+def assign_splits(prompts: list[Prompt], test: int) -> list[str]:
     """Split prompts: `test` of them are "test", the others "trace".
 
     Prompts that overlap (`related`) are on one side, and every kind has its share, as far as the

@@ -53,7 +53,7 @@ class Model:
         original: the pass as transformers runs it.
         probe, noise: tokens of the checks, and how far transformers' own passes over them differ.
         chat_ends: tokens that end a text by the tokenizer and its chat template;
-            `nde_talf.data.text.pair.read_ends` sets them.
+            `nde_talf.data.text.pair.set_ends` sets them.
         forward: which one that is and why, in words.
         form: how a tree is scored: by "masks" in one pass, or by "branches" as a batch of its
             paths, or "tokens" of them one by one.

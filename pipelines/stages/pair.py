@@ -26,6 +26,7 @@ from nde_talf.data.text.corpus import (
 )
 from nde_talf.data.text.pair import (
     Pair,
+    assign_splits,
     check_prompts,
     check_rows,
     check_tokenizers,
@@ -33,7 +34,6 @@ from nde_talf.data.text.pair import (
     shipped_prompts,
     shipped_rows,
     spread,
-    test_splits,
 )
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import (
@@ -320,7 +320,7 @@ def _answer(
     head learns from dialogues, and no draft is distilled, no text to learn from is written.
     """
     data, end, size = config.data, text.tokenizer.eos_token_id, config.engine.batch
-    splits = test_splits(text.prompts, data.test_prompts)
+    splits = assign_splits(text.prompts, data.test_prompts)
     traced = [p.tokens for p, split in zip(text.prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
     most = min(data.answer_tokens, context - max(map(len, traced)))

@@ -43,13 +43,15 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
     engine = chosen_engine(config.engine, model, longest)
-    work, stores = units(prompts, traces), {"traces": folder}
+    shards, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
-    missing = {kind: _missing(TraceStore(where, kind), len(work)) for kind, where in stores.items()}
+    missing = {
+        kind: _missing(TraceStore(where, kind), len(shards)) for kind, where in stores.items()
+    }
     todo = missing["traces"]
-    if len(todo) < len(work):
-        console.print(f"resuming: {len(work) - len(todo)} of {len(work)} shards are there")
+    if len(todo) < len(shards):
+        console.print(f"resuming: {len(shards) - len(todo)} of {len(shards)} shards are there")
     placed = model.device, traces.dtype, *model.placed[2:5]
     head: Any = None
     if config.drafter == "head":
@@ -59,13 +61,13 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         count = min(engine.workers, len(todo))
         with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
             # A worker looks at the models, so that this process holds no memory of a device.
-            needs = prompts, len(todo) / len(work), folder
-            ((_, said),) = pool.map(_check_needs, [needs], 1)
+            asked = prompts, len(todo) / len(shards), folder
+            ((_, said),) = pool.map(_check_needs, [asked], 1)  # one task, one answer
             console.print(f"{engine.name}: {said}")
-            _write(pool, work, missing, stores)
+            _write(pool, shards, missing, stores)
     store = _finished(stores, len(prompts))
-    metrics = {"roots": store.roots, "shards": len(work)}
-    console.print(f"{store.roots} roots in {len(work)} shards: {store.folder}/*.parquet")
+    metrics = {"roots": store.roots, "shards": len(shards)}
+    console.print(f"{store.roots} roots in {len(shards)} shards: {store.folder}/*.parquet")
     return metrics
 
 

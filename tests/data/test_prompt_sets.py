@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer
 
-from nde_talf.data.text.pair import test_splits as splits_of
+from nde_talf.data.text.pair import assign_splits
 from nde_talf.data.text.prompt_sets import first_of_each, load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
@@ -98,7 +98,7 @@ def test_windows_of_one_document_are_on_one_side():
     ]
     template = [5] * 30  # of all of them
     prompts = [Prompt(str(at), "a", tokens=[*template, *text]) for at, text in enumerate(texts)]
-    splits = splits_of(prompts, 9)
+    splits = assign_splits(prompts, 9)
     assert splits.count("test") == 9
     assert all(len({*splits[at : at + 3]}) == 1 for at in range(0, 24, 3))
     assert [prompt.id for prompt in one_id_a_group(prompts)[:6]] == ["0"] * 3 + ["3"] * 3
