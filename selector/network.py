@@ -59,7 +59,7 @@ class SelectorNetwork(nn.Module):
         )
 
     def forward(self, states: Sequence[Tensor], scalars: Tensor) -> Tensor:
-        """Return logits [B, C].
+        """Return logits [B, A].
 
         Args:
             states: [B, H] each.
@@ -76,7 +76,7 @@ class Selector(nn.Module):
     The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of an
     action's expected tokens, and the machine's latency table gives its price. With sharpness 0 the
     logits are the network's alone, as in the NDE paper, which sees a machine by its one-token
-    latencies only. `static_efficiency` [settings, C] is every action's mean E[tau + 1], and
+    latencies only. `static_efficiency` [settings, A] is every action's mean E[tau + 1], and
     `static_contexts` [settings, G] counts the contexts of the training roots (`context_counts`):
     they give the best static action on any machine.
 
@@ -122,14 +122,14 @@ class Selector(nn.Module):
         scalars: Tensor,
         seconds: Tensor,
     ) -> Tensor:
-        """Return logits [B, C].
+        """Return logits [B, A].
 
         Args:
             h_p_previous: [B, H_p].
             h_q_previous: [B, H_q].
             h_q_root: [B, H_q].
             scalars: [B, 11] in the order and units of INPUT_SCALARS.
-            seconds: [B, C] of every action.
+            seconds: [B, A] of every action.
         """
         # Far from its training data a network's outputs mean nothing. So contexts are clamped to
         # the longest of training, and prices of passes, hundreds of deviations away on another

@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:
-    """Take from each row of `values` [B, C] the entry of `action` [B]: [B]."""
+    """Take from each row of `values` [B, A] the entry of `action` [B]: [B]."""
     return values.gather(-1, action[:, None])[:, 0]
 
 
@@ -19,9 +19,9 @@ def policy_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Te
     1.5 tokens/s.
 
     Args:
-        policy: [B, C], probabilities of the actions.
-        efficiency: [B, C], E[tau + 1] of every action.
-        seconds: [B, C], time of a step with every action.
+        policy: [B, A], probabilities of the actions.
+        efficiency: [B, A], E[tau + 1] of every action.
+        seconds: [B, A], time of a step with every action.
 
     Returns:
         [B], tokens per second.
@@ -48,9 +48,9 @@ def selector_loss(
     tree and learns no more.
 
     Args:
-        logits: [B, C] of the policy.
-        efficiency: [B, C], E[tau + 1] of every action.
-        seconds: [B, C], time of a step with every action.
+        logits: [B, A] of the policy.
+        efficiency: [B, A], E[tau + 1] of every action.
+        seconds: [B, A], time of a step with every action.
         baseline: [B], the baseline's action.
         tail_weight: lambda.
         tail_fraction: alpha, of the batch.
@@ -70,7 +70,7 @@ def selector_loss(
 def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | float = 1.0) -> Tensor:
     """Return the Poisson deviance of predicted E[tau + 1] from its labels, up to a constant.
 
-        sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
+        sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, A]
 
     Summed over actions, mean over roots with `weights` [B]. It is smallest where the
     prediction is the labels' mean, however noisy they are. (A squared error of logarithms would
@@ -98,8 +98,8 @@ def best_static(efficiency: Tensor, seconds: Tensor) -> int:
     is 5, and no decoder reaches that: it takes most of its steps in the slow half.
 
     Args:
-        efficiency: [R, C], E[tau + 1] of every action.
-        seconds: [R, C] or [1, C], of a step.
+        efficiency: [R, A], E[tau + 1] of every action.
+        seconds: [R, A] or [1, A], of a step.
     """
     return int((seconds.double() / efficiency.double()).mean(0).argmin())
 

@@ -202,7 +202,7 @@ class LatencyTable:
         return seconds
 
     def steps_eq11(self, context: Tensor) -> Tensor:
-        """Return seconds [R, 233] by Eq. 11 (NDE paper): a pass as one token, further on."""
+        """Return seconds [R, A] by Eq. 11 (NDE paper): a pass as one token, further on."""
         context = context.double()[:, None]
         k, l1, l2 = SHAPES.double().unbind(-1)
         seconds = self._target(context + l1 + k * l2, 1)
@@ -278,7 +278,7 @@ FORMAT = Format("latency table", "measure it again (stage=latency force=true)", 
 class StepCosts:
     """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
 
-    seconds: [G, C] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
+    seconds: [G, A] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
     `rule`: "table", or "eq11" for the NDE paper's. trees: indices of priced trees; the others cost
     infinity.
     """
@@ -304,7 +304,7 @@ class StepCosts:
         return seconds
 
     def at(self, context: Tensor) -> Tensor:
-        """Return seconds [R, C] at `context` [R], clamped to `longest`."""
+        """Return seconds [R, A] at `context` [R], clamped to `longest`."""
         return self.seconds[self.row(context)]
 
     def row(self, context: Context) -> Context:
@@ -314,7 +314,7 @@ class StepCosts:
         return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
 
     def mean(self, counts: Tensor) -> Tensor:
-        """Return mean seconds [C] over the contexts in `context_counts`, however long."""
+        """Return mean seconds [A] over the contexts in `context_counts`, however long."""
         seen = counts.nonzero()[:, 0]  # 0 times an infinite price would be NaN
         return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
 

@@ -106,12 +106,12 @@ class PricedRoots:
 
     @property
     def samples(self) -> Tensor:
-        """Labels by super-tree [R, s, C]."""
+        """Labels by super-tree [R, s, A]."""
         return self.roots.samples[self.verifier]
 
     @cached_property
     def efficiency(self) -> Tensor:
-        """Labels [R, C], means over the super-trees."""
+        """Labels [R, A], means over the super-trees."""
         return self.samples.mean(1)
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
@@ -120,11 +120,11 @@ class PricedRoots:
         return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
     def seconds(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """Return seconds of a step [B, C] at the roots `index`."""
+        """Return seconds of a step [B, A] at the roots `index`."""
         return self.costs.at(self.roots.context[index])
 
     def logits(self, selector: Callable[..., Tensor], index: Tensor | None = None) -> Tensor:
-        """Return a selector's logits [B, C] at the roots `index`; None for all."""
+        """Return a selector's logits [B, A] at the roots `index`; None for all."""
         index = torch.arange(len(self)) if index is None else index
         roots = self.roots
         states = roots.h_p_previous, roots.h_q_previous, roots.h_q_root
@@ -148,12 +148,12 @@ class PricedRoots:
         return seconds / taken(self.efficiency, action)
 
     def mean_tokens(self, index: Tensor) -> Tensor:
-        """Return tokens per step [C] over the texts of the roots `index`: 1 / mean(1 / labels)."""
+        """Return tokens per step [A] over the texts of the roots `index`: 1 / mean(1 / labels)."""
         inverse = ((1 / self.efficiency[some].double()).sum(0) for some in index.split(PART))
         return len(index) / torch.stack([*inverse]).sum(0)
 
     def mean_paces(self, index: Tensor) -> Tensor:
-        """Return seconds per token [C] over the texts of the roots `index`."""
+        """Return seconds per token [A] over the texts of the roots `index`."""
         counts = context_counts(self.roots.context[index])
         return self.costs.mean(counts) / self.mean_tokens(index)
 
@@ -167,7 +167,7 @@ class PricedRoots:
         Raises UserError for a setting without roots.
 
         Args:
-            allowed: [C], the actions to choose from.
+            allowed: [A], the actions to choose from.
         """
         best = []
         for setting, pair in enumerate(self.roots.settings):

@@ -1,6 +1,6 @@
 """Test vectors of an export: inputs, and what its selector makes of them.
 
-They hold three made-up rows of the network's inputs, by argument name, the `logits` [B, C] that it
+They hold three made-up rows of the network's inputs, by argument name, the `logits` [B, A] that it
 gives them, and the `trees` [B, 3] that it then chooses, so that another reader can be tested.
 """
 

@@ -35,7 +35,7 @@ class TreeLevel:
     parents: Tensor
 
 
-# (depth from 1, a slice of C roots, the target's features [B, C, m, H] one level up) -> the level
+# (depth from 1, a slice of R roots, the target's features [B, R, m, H] one level up) -> the level
 Chooser = Callable[[int, slice, Tensor], TreeLevel]
 
 
@@ -100,7 +100,7 @@ def target_beam(
 
     def best(level: int, some: slice, features: Tensor) -> TreeLevel:
         nonlocal joint
-        # [B, C, m, V], for the nodes of one chunk
+        # [B, R, m, V], for the nodes of one chunk
         logp = target.logits(features).float().log_softmax(-1)
         top, ids = logp.topk(k, -1)
         joint = top[:, :, 0] if level == 1 else joint[..., None] + top
@@ -226,8 +226,8 @@ def _masked(
 ) -> Callable[[TreeLevel], Tensor]:
     """Begin trees of k nodes per level, one pass per level.
 
-    hidden: tokens hidden from the roots, bool [B, C, L]; positions: of the roots in their
-    documents, [B, C].
+    hidden: tokens hidden from the roots, bool [B, R, L]; positions: of the roots in their
+    documents, [B, R].
     """
     batch, count, _ = hidden.shape
     n, device, dtype = count * k, hidden.device, target.dtype
@@ -259,7 +259,7 @@ def _branches(
 ) -> Callable[[TreeLevel], Tensor]:
     """Begin trees of a target that scores branch by branch, with a session per tree.
 
-    roots: [B, C], in `tokens` [B, L]; positions: in their documents.
+    roots: [B, R], in `tokens` [B, L]; positions: in their documents.
     """
     sessions = []
     for row, entries, at in zip(tokens.tolist(), roots.tolist(), positions.tolist(), strict=True):
