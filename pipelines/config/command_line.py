@@ -3,6 +3,7 @@
 Imports no torch, so that the answer comes within a second.
 """
 
+import difflib
 import errno
 import os
 import re
@@ -23,21 +24,38 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.decoding.common.errors import UserError, lacks_memory, masked
+from nde_talf.decoding.common.errors import UserError, lacks_memory, masked, memory_is_short
 from nde_talf.decoding.common.files import DISK, disk_error
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import local, shown, validated
+from nde_talf.decoding.common.settings import keys, local, shown, validated
 from nde_talf.pipelines.commands.output import steady
 
 CONFIGS = str(Path(__file__).resolve().parents[2] / "configs")
 
+_FILES = (
+    errno.ENOENT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+)
+"""Faults of a name or folder that a user gave."""
+
 _OPTIONS = {"--help", "-h", "--cfg", "-c", "--resolve", "--info", "-i"}
 _OPTIONS |= {"--multirun", "-m"}
 """Options of Hydra: they print, but the last two run every combination of values."""
+_TEXTS = ("template", "chat_template", "user", "assistant", "prompt")
+"""Keys, by their last part, whose values are texts of many lines."""
 _PLACES = ("checkpoints", "target", "draft", "warm_start", "source", "table")
 """Keys, by their last part, whose values are files, folders or names on the hub."""
 USAGE = 2
 """Exit status for a command line that cannot be read, as of any parser of options."""
+LONGEST = 10_000
+"""Characters of an argument, at most."""
+
 T = TypeVar("T")
 
 
@@ -82,10 +100,17 @@ def answer(error: BaseException) -> None:
         fail(str(disk_error(named.filename if named else "paths.checkpoints", disk)))
     if short is not None:
         _fail_for_memory(chain, short)
-    if named is not None:
+    if named is not None and named.errno in _FILES:
         fail(
             f"{named.filename}: {named.strerror}. Give another file or folder, such as"
             " paths.checkpoints=FOLDER."
+        )
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail(
+            "the working folder was removed: change to one that is there, and give the same command"
+            " again. Everything finished so far is kept."
         )
     raise error
 
@@ -151,8 +176,12 @@ def launch(
         _check_arguments(arguments)
         sys.argv[1:] = map(marked, completed(arguments))
         main()
+        if errors:
+            answer(errors[0])
     except (HydraException, OmegaConfBaseException) as error:
-        fail(explained(error), USAGE)
+        if memory_is_short(error):
+            answer(error)
+        fail(explained(error, schema), USAGE)
     except (UserError, MemoryError, OSError) as error:
         answer(error)
     except SystemExit as error:
@@ -163,9 +192,9 @@ def launch(
             )
         raise
     except (ValueError, RecursionError) as error:  # Hydra's own, of a command line
+        if errors:
+            raise
         fail(f"{_shown(arguments)}: this cannot be read ({_first_lines(error)}).", USAGE)
-    if errors:
-        answer(errors[0])
 
 
 def _read(composed: DictConfig, schema: type[T]) -> T:
@@ -185,10 +214,16 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 def _fault_of_argument(argument: str) -> str:
     key = argument.partition("=")[0]
+    if key.rpartition(".")[2] in _TEXTS:
+        return "it is no UTF-8 text" * bool(re.search("[\ud800-\udfff]", argument))
     if not key.strip("+~"):
         return "there is no key; every argument is key=value, and --help lists the keys"
     if key.startswith("-") and key not in _OPTIONS:
         return "there is no such option; every argument is key=value, and --help lists the keys"
+    if not argument.isprintable():
+        return "it holds characters that cannot be shown; leave them out"
+    if len(argument) > LONGEST:
+        return f"it has {len(argument)} characters, and {LONGEST} can be read"
     return ""
 
 
@@ -251,19 +286,40 @@ def presets(group: str) -> list[str]:
     return sorted(path.stem for path in (Path(CONFIGS) / group).glob("*.yaml"))
 
 
-def explained(error: Exception) -> str:
+def explained(error: Exception, schema: type) -> str:
     """Return an error of Hydra or OmegaConf about a command line as one paragraph."""
+    text = str(error)
     if isinstance(error, OverrideParseException):
-        given = error.override.removeprefix("++")
-        return (
-            f"{given}: this cannot be read ({_first_lines(error)}). Every argument is key=value,"
-            ' such as run=mine or prompt="a text". A value with brackets, commas, quotes, colons or'
-            " equals signs goes in double quotes inside single ones: 'key=\"value\"'."
-        )
-    if isinstance(error, MissingConfigException):  # it lists the presets
-        text, *_ = str(error).partition("Config search path")
-        return " ".join(text.replace("++", "").split())
+        return _unreadable(error, "prompt" in keys(schema))
+    if isinstance(error, MissingConfigException):
+        missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+        if missing:
+            return _no_such_preset(*missing[1].rsplit("/", 1))
+    if bare := re.search(r"force-add of config groups is not supported: '\W*(\w+)=", text):
+        its = [key for key in keys(schema) if key.startswith(f"{bare[1]}.")]
+        return f"{bare[1]}: it has no presets; set its keys, {', '.join(its)}."
     return f"{_first_lines(error)}. See --help for every key."
+
+
+def _unreadable(error: OverrideParseException, takes_prompt: bool) -> str:
+    given = error.override.removeprefix("++")
+    key, equals, value = given.partition("=")
+    if not equals:
+        such = f'prompt="{key}"' if takes_prompt else "run=mine"
+        return f"{key}: this cannot be read; every argument is key=value, such as {such}."
+    inner = value.replace('"', '\\"')
+    return (
+        f"{given}: this cannot be read ({_first_lines(error)}). A value"
+        " with brackets, commas, quotes, colons or equals signs goes in double quotes inside"
+        f" single ones: '{key}=\"{inner}\"'."
+    )
+
+
+def _no_such_preset(group: str, name: str) -> str:
+    known = presets(group)
+    close = difflib.get_close_matches(name, known, 1)
+    meant = f" Did you mean {group}={close[0]}?" if close else ""
+    return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(known)}."
 
 
 def _first_lines(error: BaseException) -> str:

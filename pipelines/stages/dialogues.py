@@ -173,6 +173,8 @@ def _regenerated(
                 engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
             )
             store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
+            if seed == 0:
+                _check_ends(made, own.new_tokens)
         engine.close()
     rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
@@ -188,6 +190,15 @@ def _regenerated(
         f" {own.new_tokens} tokens"
     )
     return given
+
+
+def _check_ends(made: list[Dialogue], most: int) -> None:
+    """Say so where none of the first answers ended."""
+    if made and all(one.cut for one in made):
+        console.print(
+            f"! none of the first {len(made)} answers ended within {most} tokens: is this the"
+            f" model's chat template, and {KEY}.new_tokens enough?"
+        )
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
