@@ -50,6 +50,9 @@ from nde_talf.pipelines.stages.table import BY_NAME
 TO_DO = "to do"
 LOADED = 2_000_000_000
 """Bytes of a target that is loaded to time its passes: 30 s at 70 MB a second."""
+LONG = 3600
+"""Seconds beyond which a dry run names the keys that make a run shorter."""
+SHORTER = "data.prompt_count, traces.train_prompts, draft.steps, evaluation.prompts"
 BASE = 600_000_000
 """Bytes that the libraries take. Models take theirs twice, where products are packed."""
 
@@ -215,13 +218,17 @@ def _print_stages(config: Config) -> None:
         about = f", about {duration(60 * left[name])}" if name in left else ""
         console.print(f"stage={name}: {state}{about}", soft_wrap=True)
     if left:
-        total = duration(60 * sum(left.values()))
-        console.print(f"all together about {total} on this machine, by {how}")
+        total = 60 * sum(left.values())
+        console.print(f"all together about {duration(total)} on this machine, by {how}")
+        if total > LONG:
+            console.print(f"Smaller numbers make it shorter: {SHORTER}.", soft_wrap=True)
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")
     for fault in faults:
         console.print(f"On this machine the run would stop: {fault}")
+    if faults:
+        console.print("Minutes are measured where the device is: give this command there.")
 
 
 def _states(config: Config) -> dict[str, str]:

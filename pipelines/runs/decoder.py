@@ -16,7 +16,7 @@ from nde_talf.data.text.shipped import SMALL
 from nde_talf.data.text.templates import ChatTemplate, load_tokenizer
 from nde_talf.decoding.actions import TREES
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.drafters.ngram import NgramDrafter
@@ -254,7 +254,7 @@ def compared(
             each.generate(prompt, new_tokens, setting, Rng.seeded(number), decoder.target.ends)
             for each in (decoder, plain)
         ]
-        for number in range(seed, seed + PASSES + 1)
+        for number in track(range(seed, seed + PASSES + 1), "comparing", PASSES + 1, "pair")
     )
     if not all(generation.steps for pair in pairs for generation in pair):
         return "compare=true needs more new tokens, or a text that does not end with its first."
