@@ -19,9 +19,13 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.data.engines.vllm_speculation import head_method
+from nde_talf.data.text.shipped import smollm2
+from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.draft_training.export.head_format import save_head
 from nde_talf.draft_training.training.head_training import fit_head
 from nde_talf.draft_training.training_settings import HassLoss, HeadConfig, TalfLoss
+from nde_talf.pipelines.commands.fetch import fetch
+from nde_talf.pipelines.runs.finished import Run
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
 pytestmark = [
@@ -99,6 +103,27 @@ def test_vllm_writes_the_same_text_and_accepts_the_same_drafts_as_our_loop(serve
         accepted = [sum(step.tau > at for step in generation.steps) for at in range(DRAFTED)]
         assert (one["drafts"], one["accepted"]) == (len(generation.steps), accepted)
     assert sum(sum(one["accepted"]) for one in fast["greedy"]) > 0, "the head has to be accepted"
+
+
+def test_vllm_accepts_of_smollm2s_shipped_head_what_our_loop_accepts(tmp_path):
+    fetch()  # into the tests' own cache
+    run, tokenizer = Run("smollm2", ""), load_tokenizer(smollm2())
+    export, target = run.stage("draft") / "export", CausalModel.load(smollm2())
+    turns = [
+        [{"role": "user", "content": text}] for text in ("Why is the sky blue?", "Count to ten.")
+    ]
+    asked = {"add_generation_prompt": True, "return_dict": False}
+    prompts = [tokenizer.apply_chat_template(turn, **asked) for turn in turns]
+    method = head_method(str(export), DRAFTED)
+    (fast,) = in_vllm(tmp_path, [(smollm2(), method, prompts)])
+    drafter = EagleDrafter.from_pretrained(export, target)
+    path = Delayed(Action(1, 0, DRAFTED))
+    decoder = SpeculativeDecoder(target, drafter, path, VERIFIERS["naive"])
+    for prompt, one in zip(prompts, fast["greedy"], strict=True):
+        ours = decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0))
+        accepted = [sum(step.tau > at for step in ours.steps) for at in range(DRAFTED)]
+        assert one["tokens"] == ours.tokens and one["drafts"] == len(ours.steps)
+        assert one["accepted"] == accepted and accepted[0] > len(ours.steps) / 4
 
 
 def test_the_fault_of_sampled_speculation_is_seen_and_not_the_version(served):
