@@ -14,7 +14,7 @@ html = (folder / "index.html").read_text()
 results = json.loads((folder / "results.json").read_text())
 records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
 tables = results["tables"]
-if len(tables) < 2 or "<table" not in html or "<svg" not in html or not list(folder.glob("*.png")):
+if len(tables) < 2 or "<table" not in html or "<img" not in html or not list(folder.glob("*.png")):
     sys.exit(f"{folder}: the report is incomplete")
 for setting, rows in tables.items():
     names = [row["method"] for row in rows]
