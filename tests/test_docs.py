@@ -219,7 +219,8 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
 
 
 RUN = {"generate": _generate_given, "recommend": recommend, "export": export}
-OTHERS = re.compile(r"run=(mine|own|NAME)|smollm2|=\.\.\.|data=")  # not at home, or a form of words
+OTHERS = re.compile(r"run=(mine|own|NAME)|smollm2|=\.\.\.|data=|while_sure")
+"""Not at home, a form of words, or the reader's own."""
 RUNNABLE = [
     each
     for each in COMMANDS
