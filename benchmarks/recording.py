@@ -8,7 +8,7 @@ on a screen of 400 pixels.
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from textwrap import wrap
@@ -213,12 +213,14 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="float32", help="bfloat16 where the CPU multiplies it")
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     config = GenerateConfig(
         run=asked.run, prompt=asked.prompt, seed=asked.seed, temperature=asked.temperature
     )
+    config = replace(config, model=replace(config.model, dtype=asked.dtype))
     run = Run(config.run, config.paths.checkpoints)
     tokenizer = load_tokenizer(pair_of(run).where("target"))
     prompt = prompt_of(config, run, tokenizer)
@@ -231,6 +233,7 @@ def main() -> None:
     ]
     command = (
         f'nde generate model={asked.run} prompt="{asked.prompt}" temperature={asked.temperature:g}'
+        f" seed={asked.seed} model.dtype={asked.dtype}"
     )
     asked.out.write_text(picture(*medians, command, not asked.temperature))
     print(f"{asked.out}: {[round(one.speed) for one in medians]} tokens/s")
