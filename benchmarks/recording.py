@@ -174,7 +174,7 @@ def picture(plain: Recording, ours: Recording, command: str, greedy: bool) -> st
     low = TOP + LINE * rows  # where the trees begin
     width, height = 2 * PANEL + 24, low + TREE + 52
     gain = f"{ours.speed / plain.speed:.1f} times as fast"
-    same = "the same text" if plain.tokens == ours.tokens else "another text of the same law"
+    same = "the same text" if plain.tokens == ours.tokens else "the same law"
     if greedy and plain.tokens != ours.tokens:
         same = "ANOTHER TEXT"
     legend = [
