@@ -82,7 +82,7 @@ def command():
     "arguments,status,said",
     [
         (["selector.lrr=1"], 2, "selector.lrr: there is no such key. Did you mean selector.lr?"),
-        (["model=tinny3"], 2, "Could not find 'model/tinny3' Available options in 'model':"),
+        (["model=tinny3"], 2, "Did you mean model=tiny3?"),
         (["-sc", "install=bash"], 2, "there is no such option"),
         (
             ["data=text", "data.source=/nope.jsonl"],
