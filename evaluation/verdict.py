@@ -7,7 +7,8 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.loops import PLAIN
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from nde_talf.evaluation.table import Row, control_of
+from nde_talf.evaluation.speed import speed_ratio
+from nde_talf.evaluation.table import Row, by_setting, control_of
 
 ENOUGH = 30  # with fewer prompts a measurement is called indicative
 DO_NOT = "do not speculate with this pair"
@@ -50,7 +51,7 @@ def verdict(
         rows: its table.
         conditions: batch size, dtype and machine, in words.
         records: behind the table, also of other settings; without them the sentence mentions no
-            number of prompts.
+            runner-up and no number of prompts.
     """
     control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL, PLAIN)]
@@ -62,8 +63,22 @@ def verdict(
         clock = NOT_TRUSTED if control else "no control"
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
     speculate, sentence = _on_plain_decoding(setting, best, methods, conditions)
-    sentence += _few_blocks({r.block for r in records if r.setting == setting})
+    decoded = by_setting(records).get(setting, {})
+    second = next((row for row in methods if row is not best), None)
+    if best and second and decoded:
+        behind = speed_ratio(decoded[second.method], decoded[best.method])
+        if behind and trusted(control, behind):
+            sentence += _runner_up(second.method, behind)
+    sentence += _few_blocks({r.block for own in decoded.values() for r in own})
     return Verdict("trusted", control, speculate, name, speedup, sentence)
+
+
+def _runner_up(name: str, behind: list[float]) -> str:
+    """Say whether the next method is slower; `behind`: its tokens/s over the best's, paired."""
+    words = f"is slower: {shown(behind)} of that."
+    if behind[2] >= 1:
+        words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+    return f" The runner-up, {name}, {words}"
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:

@@ -26,7 +26,7 @@ from nde_talf.evaluation.recommendation import (
 from nde_talf.pipelines.commands.recommend import STOPS, RecommendConfig
 from nde_talf.pipelines.config.schema import MEASURED, TABLE, table_file
 from nde_talf.pipelines.runs.finished import Run
-from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, read_manifest
+from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
 from nde_talf.pipelines.runs.run_models import pair_of
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.selector.prices import AGREE, LatencyTable
@@ -114,7 +114,7 @@ def _method(run: Run, drafter: str) -> Method:
 def _settings_of(run: Run, stage: str) -> dict:
     """Return the settings that a stage was made with.
 
-    Raises UserError if it is not there or damaged.
+    Raises UserError if it is not there, damaged, or made from other stages than the run's.
     """
     folder = run.stage(stage)
     if not (folder / MANIFEST).exists():
@@ -124,6 +124,13 @@ def _settings_of(run: Run, stage: str) -> dict:
         )
     manifest = read_manifest(folder)
     check_files(folder, manifest, stage)
+    for name, used in manifest["inputs"].items():
+        source = run.stage(name)
+        if (source / MANIFEST).exists() and identity(read_manifest(source)) != used:
+            raise UserError(
+                f"{folder}: it is of another {name} than {source}; make it again with"
+                f" stage={stage} force=true."
+            )
     return manifest["settings"]
 
 

@@ -1,5 +1,7 @@
 """Speed-ups: one figure everywhere, prompts and passes paired, settings resampled jointly."""
 
+from dataclasses import replace
+
 import pytest
 
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
@@ -60,3 +62,23 @@ def test_a_trusted_clock_names_the_winner(methods, speculate, best, words):
     assert (judged.speculate, judged.best, judged.clock) == (speculate, best, "trusted")
     assert words in judged.sentence and "temperature 0.6, top-p 0.9" in judged.sentence
     assert best is None or "float32, a machine" in judged.sentence
+
+
+def raced(*seconds, prompts=40, control=1.0):
+    """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in
+    turn and a one second.
+    """
+    runs = []
+    for i in range(prompts):
+        speeds = {BASELINE: 2.0, CONTROL: 2.0 / control, "a": 1.0, "b": seconds[i % len(seconds)]}
+        runs += [record(name, i, 20, speed) for name, speed in speeds.items()]
+    elsewhere = [replace(record("b", 0, 20, 0.1), setting="T=9")]  # does not count
+    return verdict("T=1", tabulate(runs)["T=1"], "", runs + elsewhere)
+
+
+def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
+    apart, alike = raced(1.25), raced(0.5, 1.6)
+    assert "The runner-up, b, is slower: 0.80 [0.80, 0.80] of that." in apart.sentence
+    assert "b, is at 0.95 [" in alike.sentence and "cannot be told apart" in alike.sentence
+    for judged in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
+        assert "runner-up" not in judged.sentence
