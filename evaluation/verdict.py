@@ -64,21 +64,24 @@ def verdict(
         return Verdict(clock, control, None, name, speedup, _no_claim(setting, control))
     speculate, sentence = _on_plain_decoding(setting, best, methods, conditions)
     decoded = by_setting(records).get(setting, {})
-    second = next((row for row in methods if row is not best), None)
-    if best and second and decoded:
-        behind = speed_ratio(decoded[second.method], decoded[best.method])
-        if behind and trusted(control, behind):
-            sentence += _runner_up(second.method, behind)
+    if best and decoded:
+        sentence += _runner_up(control, best, methods, decoded)
     sentence += _few_blocks({r.block for own in decoded.values() for r in own})
     return Verdict("trusted", control, speculate, name, speedup, sentence)
 
 
-def _runner_up(name: str, behind: list[float]) -> str:
-    """Say whether the next method is slower; `behind`: its tokens/s over the best's, paired."""
+def _runner_up(
+    control: list[float] | None, best: Row, methods: list[Row], decoded: dict[str, list[Record]]
+) -> str:
+    """Compare the next method with the best, paired by prompt; "" where the clock cannot."""
+    second = next((row.method for row in methods if row is not best), "")
+    behind = speed_ratio(decoded[second], decoded[best.method]) if second else None
+    if not behind or not trusted(control, behind):
+        return ""
     words = f"is slower: {shown(behind)} of that."
     if behind[2] >= 1:
         words = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-    return f" The runner-up, {name}, {words}"
+    return f" The runner-up, {second}, {words}"
 
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:

@@ -38,12 +38,8 @@ from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
 from nde_talf.pipelines.runs.attempt import changed, locate, told
 from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
-from nde_talf.pipelines.stages.pair import (
-    check_template,
-    set_prompts,
-    shared_context,
-    shared_tokenizer,
-)
+from nde_talf.pipelines.stages.pair_text import set_prompts, shared_context
+from nde_talf.pipelines.stages.shared_tokenizer import check_template, shared_tokenizer
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.pipelines.stages.table import BY_NAME
 

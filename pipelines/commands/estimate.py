@@ -21,7 +21,7 @@ from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
-from nde_talf.pipelines.stages.pair import ANSWERED, answers_to_learn
+from nde_talf.pipelines.stages.pair_text import ANSWERED, answers_to_learn
 from nde_talf.selector.table_fit import PROBES
 
 ANSWER, QUESTION = 350, 45

@@ -46,7 +46,8 @@ from nde_talf.pipelines.config.checks import check_config, names_on_hub
 from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.own_data import fit, in_full
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.pair import set_prompts, shared_context, shared_tokenizer
+from nde_talf.pipelines.stages.pair_text import set_prompts, shared_context
+from nde_talf.pipelines.stages.shared_tokenizer import shared_tokenizer
 
 SECONDS = 300.0
 PUBLISHED = {

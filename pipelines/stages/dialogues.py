@@ -34,7 +34,7 @@ from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.stages.answers import SelfMade, shards_of
-from nde_talf.pipelines.stages.pair import SHOWN, TURN, answers_type
+from nde_talf.pipelines.stages.pair_text import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
 SEED = 7919

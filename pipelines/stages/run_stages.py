@@ -17,7 +17,7 @@ from nde_talf.pipelines.runs.attempt import Attempt
 from nde_talf.pipelines.runs.finished import read_record
 from nde_talf.pipelines.runs.lock import locked
 from nde_talf.pipelines.runs.record import remember
-from nde_talf.pipelines.stages.pair import check_template
+from nde_talf.pipelines.stages.shared_tokenizer import check_template
 from nde_talf.pipelines.stages.table import BY_NAME
 
 LONG = 600
