@@ -256,7 +256,7 @@ class StaticShapes(Shapes):
         self._told = set[int]()
 
     def recorder(self, decoder: Any) -> Any:
-        """See `Shapes.recorder`: nothing does."""
+        """Record no steps (`Shapes.recorder`), and print the size of the buffers."""
         self.tell_size(decoder)
 
     def tell_size(self, decoder: Any, rows: int = 0) -> None:

@@ -65,9 +65,9 @@ class TreePolicy:
         draft_setting: what the draft's distributions are warped with where the decoder says "auto";
             None: what the target's are.
         seconds: how long its last choice took, for the record.
-        choice: for a policy of delayed trees that looks at the draft, the function of a state and a
-            drafter that returns the tree's index in TREES, [1]. It reads no number, so that a CUDA
-            graph can hold it; context may be a tensor [1].
+        choice: function of a state and a drafter that returns the index in TREES of the delayed
+            tree to draft, [1]; None for other policies. A CUDA graph holds it: it reads no number
+            on the host, and the state's context may be a tensor [1].
     """
 
     trees: str = ""
@@ -79,9 +79,9 @@ class TreePolicy:
         """Raise UserError, or warn, where a decoder's models do not fit the policy."""
 
     def delayed_tree(self, state: Any) -> Action | None:
-        """Return the delayed tree that `draft` draws, if it is chosen without a look at the draft.
+        """Return the delayed tree of this step if it does not depend on the draft, otherwise None.
 
-        None otherwise, and for a policy of other trees.
+        Policies of other trees return None too.
         """
         return None
 
