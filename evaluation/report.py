@@ -107,7 +107,7 @@ def write_report(data: ReportData, folder: Path) -> None:
     drawn: dict[str, dict[str, str]] = {}  # by section and name
     for section, name, figure in pictures(data):
         picture = folder / f"{name}.png"
-        write_atomically(picture, partial(figure.savefig, format="png"))
+        write_atomically(picture, partial(figure.savefig, format="png", dpi=200))
         drawn.setdefault(section, {})[name] = b64encode(picture.read_bytes()).decode()
     write_json(folder / "results.json", results(data))
     write_atomically(
