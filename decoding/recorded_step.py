@@ -2,11 +2,12 @@
 
     upload → advance → level, level, ... → score → table → transfer → the rule, on the host
 
-`advance` commits what the last step accepted, runs it through the draft, and asks a policy that
-looks at the draft for a tree; `level` draws the tokens of a level and runs them; `score` runs all
-nodes through the target; `table` finds the numbers that the rule may look at. Their shapes depend
-on the width of a level, the padded number of nodes and the number of slots shown; so a few graphs
-serve all trees. Only the table, which holds no pass of a model, has a graph for each tree.
+`advance` commits what the last step accepted, runs it through the draft, and draws the first level,
+or asks a policy that looks at the draft for a tree; `level` runs a level and draws the next;
+`score` runs all nodes through the target; `table` finds the numbers that the rule may look at,
+after `reject` of each level where the rule goes bottom-up. Their shapes depend on the width of a
+level, the padded number of nodes and the number of slots shown, and the tree comes with the upload;
+so a few graphs serve all trees.
 
 Draws that coincide keep rows of their own on the device. The host merges them: a node's children
 are drawn from q, and verified against p, of its first row.
@@ -14,9 +15,10 @@ are drawn from q, and verified against p, of its first row.
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,13 +34,13 @@ from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs, StaticShapes
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import within
-from nde_talf.decoding.rules.verification_table import draws_of, look_up, nodes_in
+from nde_talf.decoding.rules.verification_table import VerificationTable, nodes_in
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import feature_setting
 from nde_talf.decoding.step import Step, Stopwatch
 from nde_talf.decoding.tree import DraftTree
 
-SIZES = (1, 2, 4, 8, 16, 32, 48)
+SIZES = (1, 4, 8, 16, 32, 48)
 """Numbers of rows that passes are padded to; the last is the most that a tree may have."""
 MOST = SIZES[-1]
 # Lines of what is uploaded. SCALARS: position of the first token that the last step committed,
@@ -49,24 +51,19 @@ SCALARS, TOKENS, FROM, PARENTS, DEPTHS, SEES, DRAWS, LAST_DRAWS = range(8)
 
 
 @lru_cache(None)
-def layout(action: Action) -> tuple[np.ndarray, list[tuple[slice, int]]]:
+def layout(action: Action) -> tuple[np.ndarray, list[int]]:
     """Return the rows of an action's tree if no draws are merged, level by level.
 
     Returns:
-        Parent, depth and bits of what it sees, of each row [3, N]; then of each level its rows, and
-        how many draws one of them may have.
+        Parent, depth and bits of what it sees, of each row [3, N]; then the width of each level.
     """
-    rows, ends, levels = [(-1, 0, 1)], [0], list[tuple[slice, int]]()
-    for level in range(action.depth + 1):
-        branched = action.l1 <= level < action.depth
-        levels.append((slice(ends[0], ends[-1] + 1), action.k if branched else 1))
-        if level == action.depth:
-            break
-        parents = action.k * ends if level == action.l1 else ends
-        ends = list(range(len(rows), len(rows) + len(parents)))
-        for row, parent in zip(ends, parents, strict=True):
-            rows.append((parent, level + 1, rows[parent][2] | 1 << row))
-    return np.array(rows).T, levels
+    rows, widths = [(-1, 0, 1)], [1] * (action.l1 + 1) + [action.k] * action.l2
+    for depth, (above, width) in enumerate(pairwise(widths), 1):
+        first = len(rows) - above
+        for at in range(width):
+            parent = first + at % above
+            rows.append((parent, depth, rows[parent][2] | 1 << len(rows)))
+    return np.array(rows).T, widths
 
 
 def why_not(decoder: Any) -> str:
@@ -129,12 +126,11 @@ class RecordedSteps:
     """
 
     def __init__(self, decoder: Any, passes: list[FixedPasses], states: Tensor, hidden: Tensor):
-        self.target, self.layers, self.static = decoder.target, decoder.layers, decoder.static
         self.passes, self.device = passes, states.device
         zeros = partial(torch.zeros, device=self.device)
-        kind, size = rows_of(self.target)
+        kind, size = rows_of(decoder.target)
         try:
-            self.p, self.q = zeros(2, MOST, self.target.vocab_size, dtype=kind)
+            self.p, self.q = zeros(2, MOST, decoder.target.vocab_size, dtype=kind)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"static shapes: distributions of {MOST} nodes need {size / 2**30:.2f} GiB, more"
@@ -146,45 +142,54 @@ class RecordedSteps:
 
     def make_rows(self) -> None:
         """Make the buffers of rows and of what is uploaded."""
-        self.graphs = RecordedGraphs(self.device, self._idle)
+        self.graphs = RecordedGraphs(self.device)
         self.sent = torch.zeros(8, MOST, dtype=torch.float64, device=self.device)
         self.whole = self.sent.long()
-        self.tokens, self.above, self.first = torch.zeros_like(self.whole[:3])
-        self.row = torch.zeros_like(self.tokens[:1])  # the next one to be drawn
+        self.tokens = self.whole.new_zeros(MOST + 1)
+        self.first = torch.zeros_like(self.tokens)  # of each row the first that coincides with it
+        self.row = torch.zeros_like(self.tokens[:1])  # the next one to be drawn, or to be verified
+        self.numbers = VerificationTable(self.tokens, self.whole.new_zeros(MOST, MOST))
 
-    def begin(self, decoder: Any, state: DecodingState, drafter: SessionDrafter | None) -> None:
-        """Begin a sequence after its prefill."""
-        self.rule, self.policy = decoder.verify.table, decoder.policy
-        self.state, self.setting, self.drafter = state, state.setting, drafter
-        self.kind = self.rule, self.setting, drafter and drafter.setting, self.policy.choice
-
-    def steps(self, decoder: Any, rng: Rng, sessions: list[Any]) -> Iterator[Step]:
-        """Yield a decoder's steps, until the context is full."""
-        state, policy = self.state, self.policy
+    def steps(
+        self,
+        decoder: Any,
+        state: DecodingState,
+        rng: Rng,
+        sessions: list[Any],
+        drafter: SessionDrafter | None,
+    ) -> Iterator[Step]:
+        """Yield a decoder's steps after the prefill, until the context is full."""
+        self.decoder, self.state, self.rng, self.drafter = decoder, state, rng, drafter
+        policy, rule = decoder.policy, decoder.verify.table
+        self.kind = rule, state.setting, drafter and drafter.setting, policy.choice
         tokens, rows = [state.root], [0]
         while state.room >= 0:
             watch, numbers = Stopwatch(decoder.tick), np.zeros(self.sent.shape)
-            count, shown = len(tokens), self.static.shown(state.context + MOST)
+            count, shown = len(tokens), decoder.static.shown(state.context + MOST)
             numbers[SCALARS, [0, 1, 3]] = state.context - count, count, state.context - 1
             numbers[[TOKENS, FROM], :count] = tokens, rows
             with torch.inference_mode(), ExitStack() as turns:
                 for session in sessions:
                     turns.enter_context(session.passes.turn(session))
-                if (action := policy.delayed_tree(state)) is not None:
-                    action = self._plan(numbers, action, state.room, rng)
+                action, width = policy.delayed_tree(state), None
+                if action is not None:
+                    action = within(action, state.room)
+                    width = self._plan(numbers, action)
                 self._send(numbers)
-                chosen = self._run(self.advance, _padded(count), shown, action is None)
+                chosen = self._run(self.advance, _padded(count), width, shown)
                 if action is None:
-                    action = self._plan(numbers, policy.chosen(int(chosen)), state.room, rng)
+                    action = within(policy.chosen(int(chosen)), state.room)
+                    width = self._plan(numbers, action)
                     self._send(numbers)
-                size, levels = layout(action)[0].shape[1], layout(action)[1]
-                for level, _ in levels[1:]:
-                    width = level.stop - level.start
-                    self._run(self.level, rng, width, shown, level.stop == size)
+                    if width:
+                        self._run(self.draw, width)
+                (parents, *_), widths = layout(action)
+                for level, below in pairwise(widths[1:]):
+                    self._run(self.level, level, below, shown)
                 watch.charge("draft")
-                self._run(self.score, _padded(size), shown)
+                self._run(self.score, _padded(len(parents)), shown)
                 watch.charge("target")
-                tree, row = self._merged(state.root, action, *self._run(self.table, action))
+                tree, row = self._tabled(state.root, parents, widths)
                 end, token = decoder.verify(tree, rng)
                 accepted = tree.commit(end, token)
                 tokens, rows = accepted.tokens, [0, *(row[node] for node in accepted.path)]
@@ -195,80 +200,92 @@ class RecordedSteps:
 
     def _run(self, function: Any, *arguments: Any) -> Any:
         """Run a function as a graph; its arguments, and what the decoder is, say which."""
-        key = function.__name__, self.kind, *(x for x in arguments if not isinstance(x, Rng))
+        key = function.__name__, self.kind, *arguments
         return self.graphs(key, partial(function, *arguments))
 
-    def _plan(self, numbers: np.ndarray, chosen: Any, room: int, rng: Rng) -> Action:
-        """Write the rows of a tree, as deep as there is room, and its uniform numbers."""
-        action = within(chosen, room)
-        rows, _ = layout(action)
+    def _plan(self, numbers: np.ndarray, action: Action) -> int:
+        """Write the rows of a tree and their uniform numbers; return the first level's width."""
+        rows, widths = layout(action)
         count = rows.shape[1]
-        self.static.size(count)
+        self.decoder.static.size(count)
         numbers[SCALARS, 2], numbers[PARENTS : SEES + 1, :count] = count, rows
-        numbers[DRAWS, 1:count] = rng.ahead(count - 1)
-        numbers[LAST_DRAWS, :count] = rng.ahead(count)
-        return action
+        numbers[DRAWS, 1:count] = self.rng.ahead(count - 1)
+        numbers[LAST_DRAWS, :count] = self.rng.ahead(count)
+        return sum(widths[1:2])
 
     def _send(self, numbers: np.ndarray) -> None:
         self.sent.copy_(upload(torch.from_numpy(numbers), self.device))
         self.whole.copy_(self.sent)
 
-    def advance(self, width: int, shown: int, choosing: bool) -> Tensor | None:
-        """Keep what was accepted, up to `width` tokens, and draft at the root.
+    def advance(self, count: int, width: int | None, shown: int) -> Tensor | None:
+        """Keep what was accepted, up to `count` tokens, and draft at the root.
 
-        Returns the tree's index in TREES, [1], where the policy is `choosing` one.
+        Draws `width` rows below it; None: returns the tree's index in TREES, [1], that the policy
+        chooses.
         """
-        start, count = self.whole[SCALARS, :2].split(1)
-        tokens, rows = self.whole[TOKENS, :width], self.whole[FROM, :width]
-        at, target = torch.arange(width, device=self.device), self.passes[0]
-        slots = torch.where(at < count, at, target.nowhere)
-        if width > 1:  # the tree's root comes before the first of the tokens
-            before = torch.where(at < count, rows, target.nowhere), slots
-            target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
-        self.tokens[:1] = tokens.index_select(0, count - 1)
+        self.numbers.clear()
         self.row.fill_(1)
+        start, kept = self.whole[SCALARS, :2].split(1)
+        tokens, rows = self.whole[TOKENS, :count], self.whole[FROM, :count]
+        at, target = torch.arange(count, device=self.device), self.passes[0]
+        slots = torch.where(at < kept, at, target.nowhere)
+        # The tree's root comes before the first of the tokens.
+        before = torch.where(at < kept, rows, target.nowhere), slots
+        target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
+        self.tokens[:1] = tokens.index_select(0, kept - 1)
         if (drafter := self.drafter) is None:
             return None
-        known, features = self.target.parts(self.states.index_select(0, rows), self.layers)
+        known, features = self.decoder.target.parts(
+            self.states.index_select(0, rows), self.decoder.layers
+        )
         inputs = drafter.inputs(features, drafted=False)
         sees = torch.bitwise_left_shift(torch.full_like(at, 2), at) - 1
         begin = start - drafter.lag
         states = self._pass(self.passes[1], begin, tokens, (slots, at, sees), inputs, shown)
-        around = torch.cat([count - 1, count])
+        around = torch.cat([kept - 1, kept])
         hidden = torch.cat([self.hidden[:1], states]).index_select(0, around)
         q = drafter.distribution(hidden, []).to(self.q)
         self.hidden[:1], self.q[:1] = hidden[1:], q[1:]
-        if not choosing:
+        if width:
+            self.draw(width)
+        if width is not None:
             return None
         drafter.previous, drafter.root = (
             DraftPoint(of.clone, row.clone) for of, row in zip(hidden, q, strict=True)
         )
-        last, look = known.index_select(0, count - 1), feature_setting(self.setting)
-        p = self.p.index_select(0, rows.index_select(0, count - 1))
-        if look is not self.setting:
-            p = warp(self.target.logits(last), look)
-        now = replace(self.state, context=start + count, p_previous=p[0], h_previous=last[0])
-        return self.policy.choice(now, drafter)
+        last, look = known.index_select(0, kept - 1), feature_setting(self.state.setting)
+        p = self.p.index_select(0, rows.index_select(0, kept - 1))
+        if look is not self.state.setting:
+            p = warp(self.decoder.target.logits(last), look)
+        now = replace(self.state, context=start + kept, p_previous=p[0], h_previous=last[0])
+        return self.decoder.policy.choice(now, drafter)
 
-    def level(self, rng: Rng, width: int, shown: int, last: bool) -> None:
-        """Draw the next `width` rows and, unless they are the `last` ones, find q there."""
+    def draw(self, width: int) -> None:
+        """Draw the next `width` rows."""
         rows = self.row + torch.arange(width, device=self.device)
-        parents, depths, sees = self.whole[PARENTS : SEES + 1].index_select(1, rows)
-        above = self.first.index_select(0, parents)
+        above = self.first.index_select(0, self.whole[PARENTS].index_select(0, rows))
         uniforms = self.sent[DRAWS].index_select(0, rows)
-        drawn = rng.rows(self.q.index_select(0, above), uniforms)
-        same = (above[:, None] == above) & (drawn[:, None] == drawn)
-        first = self.row + same.int().argmax(1)
-        for buffer, values in ((self.tokens, drawn), (self.above, above), (self.first, first)):
-            buffer.index_copy_(0, rows, values)
+        drawn = self.rng.rows(self.q.index_select(0, above), uniforms)
+        siblings = above[:, None] == above
+        first = self.row + (siblings & (drawn[:, None] == drawn)).int().argmax(1)
+        self.tokens.index_copy_(0, rows, drawn)
+        self.first.index_copy_(0, rows, first)
+        place = above * MOST + siblings.tril(-1).sum(1)
+        self.numbers.children.view(-1).index_copy_(0, place, rows)
         self.row += width
-        if last or (drafter := self.drafter) is None:
-            return
+
+    def level(self, width: int, below: int, shown: int) -> None:
+        """Find q at the last `width` rows, and draw `below` rows below them."""
+        rows = self.row - width + torch.arange(width, device=self.device)
+        parents, depths, sees = self.whole[PARENTS : SEES + 1].index_select(1, rows)
+        tokens, above = self.tokens.index_select(0, rows), self.first.index_select(0, parents)
+        drafter: Any = self.drafter
         inputs = drafter.inputs(self.hidden.index_select(0, above))
         begin = self.whole[SCALARS, 3:4] - drafter.lag
-        states = self._pass(self.passes[1], begin, drawn, (rows, depths, sees), inputs, shown)
+        states = self._pass(self.passes[1], begin, tokens, (rows, depths, sees), inputs, shown)
         self.hidden.index_copy_(0, rows, states)
         self.q.index_copy_(0, rows, drafter.distribution(states, []).to(self.q))
+        self.draw(below)
 
     def score(self, nodes: int, shown: int) -> None:
         """Run the target on all rows."""
@@ -277,46 +294,44 @@ class RecordedSteps:
         slots = torch.where(at < count, at, passes.nowhere)
         rows = slots, self.whole[DEPTHS, :nodes], self.whole[SEES, :nodes]
         states = self._pass(passes, root, self.tokens[:nodes], rows, {}, shown)
-        logits = self.target.logits(self.target.parts(states, self.layers)[0])
-        self.p[:nodes], self.states[:nodes] = warp(logits, self.setting), states
+        target = self.decoder.target
+        logits = target.logits(target.parts(states, self.decoder.layers)[0])
+        self.p[:nodes], self.states[:nodes] = warp(logits, self.state.setting), states
+        self.row.zero_()
 
-    def table(self, action: Action) -> tuple[Tensor, Tensor, tuple[int, int]]:
-        """Return all that the host gets: `look_up`'s numbers and the tokens; then the weights.
+    def reject(self, width: int, most: int) -> None:
+        """Find the numbers of the next `width` rows, of up to `most` draws each."""
+        rows = self.row + torch.arange(width, device=self.device)
+        self.numbers.reject(self.p, self.q, rows, most, self.decoder.verify.table[1])
+        self.row += width
 
-        Last the shape of the table, (M, K). The weights take q's place, which is needed no more.
+    def table(self, nodes: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return all that the host gets, and the weights: see `VerificationTable.finish`.
+
+        The weights take q's place, which is needed no more.
         """
-        (*levels, (leaves, _)), (offered, bottom_up) = layout(action)[1], self.rule
-        count, inner = leaves.stop, leaves.start
-        most = max((draws for _, draws in levels), default=0)
-        if offered is not None:
-            most = min(most, offered)
-        inner = inner if most else 0
-        tokens = self.tokens[:count]
-        draws = draws_of(tokens, self.above[:count], inner, most)
-        if not bottom_up:
-            levels = [(slice(0, inner), most)]
-        found, weights = look_up(
-            self.p[:count],
-            self.q[:inner],
-            draws,
-            levels if most else [],
-            bottom_up,
-            self.sent[LAST_DRAWS, :count],
-        )
-        self.q[:count] = weights
-        return torch.cat([found, tokens.double()]), self.q[:count], (inner, most)
+        if most and not self.decoder.verify.table[1]:
+            self.reject(nodes, most)
+        uniforms = self.sent[LAST_DRAWS, :nodes]
+        found, weights = self.numbers.finish(self.p[:nodes], self.q[:nodes], most, uniforms)
+        self.q[:nodes] = weights
+        return found, self.q[:nodes]
 
-    def _merged(
-        self, root: int, action: Action, found: Tensor, weights: Tensor, shape: tuple[int, int]
+    def _tabled(
+        self, root: int, parents: np.ndarray, widths: list[int]
     ) -> tuple[DraftTree, dict[int, int]]:
         """Bring a table to the host; return the tree of its draws, and each node's first row."""
-        values, parents = found.tolist(), layout(action)[0][0].tolist()
+        offered, bottom_up = self.decoder.verify.table
+        for width, below in pairwise(widths if bottom_up else ()):
+            self._run(self.reject, width, below)  # all may be drawn below one row
+        most = min(max(widths[1:], default=0), MOST if offered is None else offered)
+        found, weights = self._run(self.table, _padded(len(parents)), most)
+        lines = found.tolist()
         tree, nodes, row = DraftTree.rooted(root), [0], {0: 0}
-        tokens = values[len(values) - len(parents) :]
         for at in range(1, len(parents)):
-            nodes.append(tree.add(nodes[parents[at]], int(tokens[at])))
+            nodes.append(tree.add(nodes[parents[at]], int(lines[at][2])))
             row.setdefault(nodes[at], at)
-        tree.nodes = nodes_in(values, weights, tree, row, shape)
+        tree.nodes = nodes_in(lines, weights, tree, row)
         return tree, row
 
     def _pass(
@@ -341,20 +356,6 @@ class RecordedSteps:
         slots, positions = ((start + each).clamp(max=passes.nowhere) for each in (slots, depths))
         passes.cache.write_to(slots, shown)
         return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs)[0]
-
-    @contextmanager
-    def _idle(self) -> Iterator[None]:
-        """Let a function write where nothing is kept."""
-        kept = [(each, each.clone()) for each in (self.whole, self.row, self.hidden, self.q)]
-        self.whole.zero_()
-        self.whole[SCALARS] = self.passes[0].nowhere
-        self.whole[SCALARS, 1].fill_(1)
-        self.whole[SCALARS, 2].fill_(0)
-        yield
-        for buffer, content in kept:
-            buffer.copy_(content)
-        for passes in self.passes:
-            passes.cache.clear(passes.nowhere)
 
 
 def _padded(count: int) -> int:
@@ -385,5 +386,4 @@ def recorded_steps(
             known[(*passes,)] = RecordedSteps(decoder, passes, states, hidden)
         steps: RecordedSteps = known[(*passes,)]
         steps.states[0], steps.hidden[0], steps.p[0] = states, hidden, state.p_previous
-    steps.begin(decoder, state, drafter)
-    return steps.steps(decoder, rng, sessions)
+    return steps.steps(decoder, state, rng, sessions, drafter)

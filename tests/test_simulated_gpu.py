@@ -25,7 +25,7 @@ from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs
 from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.decoding.recorded_step import RecordedShapes
 from nde_talf.decoding.rules import verification_table
-from nde_talf.decoding.rules.verification_table import Draws, look_up
+from nde_talf.decoding.rules.verification_table import VerificationTable
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.rng import locate, warp
@@ -212,24 +212,24 @@ def test_a_recorded_step_uploads_once_and_waits_once(drafter, count, on_gpu, mon
     assert (cost["uploads"], cost["waits"]) == (count, count)
 
 
-def shapes(p, q, levels, bottom_up, uniforms, setting):
-    """All that verification computes on a GPU, from logits."""
-    inner, draws = len(q), 2
-    tokens = torch.ones(inner, draws, dtype=torch.long)
-    draws = Draws(tokens, tokens, tokens[:, 0])
-    return look_up(warp(p, setting), warp(q, setting), draws, levels, bottom_up, uniforms)
-
-
 @pytest.mark.parametrize("bottom_up", [False, True])
 @pytest.mark.parametrize("setting", [SamplingSetting(0.6), SamplingSetting(0.6, 0.9, 5)], ids=str)
 def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
     """Traced with tensors that have no numbers: nothing is read, no shape depends on any."""
     monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
-    levels = [(slice(0, 1), 2), (slice(1, 3), 1)] if bottom_up else [(slice(0, 3), 2)]
-    inputs = torch.randn(6, 9), torch.randn(3, 9), torch.rand(6, dtype=torch.float64)
+    children = torch.tensor([[1, 2], [3, 4], [5, 6], [6, 6], [6, 6], [6, 6]])
+    inputs = torch.randn(6, 9), torch.randn(6, 9), torch.rand(6, dtype=torch.float64), children
 
-    def table(p, q, uniforms):
-        return shapes(p, q, levels, bottom_up, uniforms, setting)
+    def table(p, q, uniforms, children):
+        """All that verification computes on a GPU, from logits."""
+        numbers, p, q = (
+            VerificationTable(uniforms.long().repeat(2)[:7], children),
+            warp(p, setting),
+            warp(q, setting),
+        )
+        for start, end in ((0, 1), (1, 3)) if bottom_up else ((0, 6),):
+            numbers.reject(p, q, torch.arange(start, end), 2, bottom_up)
+        return numbers.finish(p, q, 2, uniforms)
 
     traced = make_fx(table, tracing_mode="fake")(*inputs)
     for ours, expected in zip(traced(*inputs), table(*inputs), strict=True):

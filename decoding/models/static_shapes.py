@@ -10,7 +10,7 @@ that no later pass has to wait for that.
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from threading import Lock, RLock
 from typing import Any
@@ -55,34 +55,25 @@ class RecordedGraphs:
 
     Nothing is compiled and no guard is checked. Off CUDA functions run as they are, as do those
     that cannot be captured, after one warning.
-
-    Args:
-        device: of the buffers.
-        idle: context in which a function may run once more than it is called.
     """
 
-    def __init__(
-        self, device: torch.device, idle: Callable[[], AbstractContextManager] = nullcontext
-    ):
-        self.device, self.idle = device, idle
+    def __init__(self, device: torch.device):
+        self.device = device
         self.pool: Any = None  # of memory that the graphs share
         self.graphs: dict[Any, Callable[[], Any]] = {}
 
     def __call__(self, key: Any, function: Callable[[], Any]) -> Any:
         """Return the function's result, tensors that the next call of this key overwrites."""
-        if not asynchronous(self.device):
-            return function()
-        if key not in self.graphs:
+        if key in self.graphs:
+            return self.graphs[key]()
+        # Libraries allocate in a first call what a graph may not.
+        result = function()
+        if asynchronous(self.device):
             self.graphs[key] = self._capture(function)
-        return self.graphs[key]()
+        return result
 
     def _capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        # Libraries allocate in a first call what a graph may not.
-        with torch.cuda.stream(side), self.idle():
-            function()
-        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self.pool):
@@ -328,7 +319,7 @@ class FixedPasses:
             compile = compile or cuda_graphs
         self.cache = FixedCache(layers, shapes.capacity, shared=compile is None)
         self.compiled, self.move = forward, self.cache.move
-        self.records, self.compiles = shapes.recorded, compile is not None
+        self.compiles = compile is not None
         self.recorded, self.buffers = RecordedGraphs(device), dict[Any, list[Tensor]]()
         self.warm = set[int]()  # numbers of slots shown, of which all sizes have run
         if compile is not None:
@@ -383,15 +374,14 @@ class FixedPasses:
 
     def run(self, slots: Tensor, ids: Tensor, mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         """Run a pass of one of the sizes, which writes to `slots`; ids: tokens and positions."""
-        if self.records:
+        if self.shapes.recorded:
             tensors = slots, ids, mask, *inputs.values()
-            shapes = tuple(each.shape for each in tensors)
-            if shapes not in self.buffers:
-                self.buffers[shapes] = [each.clone() for each in tensors]
-            for buffer, tensor in zip(self.buffers[shapes], tensors, strict=True):
+            if mask.shape not in self.buffers:
+                self.buffers[mask.shape] = [each.clone() for each in tensors]
+            buffers = self.buffers[mask.shape]
+            for buffer, tensor in zip(buffers, tensors, strict=True):
                 buffer.copy_(tensor)
-            function = partial(self._pass, [*inputs], *self.buffers[shapes])
-            return self.recorded(shapes, function).clone()
+            return self.recorded(mask.shape, partial(self._pass, [*inputs], *buffers)).clone()
         self.cache.write_to(slots, mask.shape[-1])
         try:
             return self.compiled(ids[0], ids[1], mask, self.cache, **inputs)

@@ -24,7 +24,6 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.models.static_shapes import RecordedGraphs
 from nde_talf.decoding.recorded_step import PARENTS, SCALARS, RecordedShapes, RecordedSteps
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
@@ -108,7 +107,7 @@ class OfTables(RecordedSteps):
     """Steps whose models are tables; draws, merging, the table and the walk are the real ones."""
 
     def __init__(self, tables):
-        self.tables, self.static, self.passes = tables, static(), []
+        self.tables, self.passes = tables, []
         self.device, row = torch.device("cpu"), tables(())[0]
         self.p, self.q = row.new_zeros(2, 48, len(row))
         self.make_rows()
@@ -120,23 +119,28 @@ class OfTables(RecordedSteps):
             row = parents[row]
         return tuple(reversed(tokens))
 
-    def advance(self, width, shown, choosing):
+    def advance(self, count, width, shown):
+        self.numbers.clear()
         self.row.fill_(1)
         self.q[0] = self.tables(())[1]
+        self.draw(width)
 
-    def level(self, rng, width, shown, last):
-        first = int(self.row)
-        super().level(rng, width, shown, True)
-        for row in range(first, first + width):
+    def level(self, width, below, shown):
+        end = int(self.row)
+        for row in range(end - width, end):
             self.q[row] = self.tables(self.text(row))[1]
+        self.draw(below)
 
     def score(self, nodes, shown):
         for row in range(int(self.whole[SCALARS, 2])):
             self.p[row] = self.tables(self.text(row))[0]
+        self.row.zero_()
 
-    def emitted(self, decoder, rng):
-        self.begin(decoder, DecodingState(0, 1, 20, RAW, None, None), None)
-        return tuple(next(self.steps(decoder, rng, [])).tokens)
+    def emitted(self, policy, rule, rng):
+        decoder = SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter)
+        decoder.static = static()
+        state = DecodingState(0, 1, 20, RAW, None, None)
+        return tuple(next(self.steps(decoder, state, rng, [], None)).tokens)
 
 
 def all_tables(night):
@@ -159,11 +163,7 @@ def test_laws_are_the_targets_and_todays(action, night):
         if rule.table is None or policy.trees not in rule.trees:
             continue
         for tables, bound in all_tables(night):
-            steps, of = (
-                OfTables(tables),
-                SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter),
-            )
-            law = exact_law(partial(steps.emitted, of))
+            law = exact_law(partial(OfTables(tables).emitted, policy, rule))
             today = exact_law(lambda rng, t=tables, r=rule: emitted(scored(t, policy, rng), r, rng))
             assert abs(sum(law.values()) - 1) < 1e-12
             assert distance(law, today) < bound, name
@@ -210,38 +210,23 @@ def recorded(drafts, setting=SamplingSetting(0.6, 0.9), rule="traversal"):
 def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
     """Run with tensors that have no numbers: nothing is read, no shape depends on any."""
     monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
-    steps, rng = recorded(drafts, rule=rule), Rng.seeded(0)
-    functions = {
-        "advance": partial(steps.advance, 4, CONTEXT, False),
-        "level": partial(steps.level, rng, 4, CONTEXT, False),
-        "last level": partial(steps.level, rng, 4, CONTEXT, True),
-        "target": partial(steps.score, 16, CONTEXT),
-        "table": partial(steps.table, TREES[0]),
-    }
-    buffers = ("p", "q", "sent", "whole", "tokens", "above", "first", "row", "states", "hidden")
+    steps = recorded(drafts, rule=rule)
+    functions = (
+        partial(steps.advance, 4, 4, CONTEXT),
+        partial(steps.draw, 4),
+        partial(steps.level, 4, 4, CONTEXT),
+        partial(steps.score, 16, CONTEXT),
+        partial(steps.reject, 1, 4),
+        partial(steps.table, 16, 4),
+    )
     with torch.inference_mode():
-        for function in functions.values():
+        for function in functions:
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                for each in buffers:
-                    monkeypatch.setattr(steps, each, mode.from_tensor(getattr(steps, each).clone()))
+                for of in (steps, steps.numbers):
+                    for name, each in vars(of).items():
+                        if isinstance(each, torch.Tensor):
+                            monkeypatch.setattr(of, name, mode.from_tensor(each.clone()))
                 function()
-
-
-def test_a_first_run_before_a_graph_leaves_the_buffers_as_they_are(monkeypatch):
-    """Capturing runs a function once more than it is asked for: idle, and then as if it had not."""
-    texts = []
-    for twice in (False, True):
-
-        def run(graphs, key, function, twice=twice):
-            if twice:
-                with graphs.idle():
-                    function()
-            return function()
-
-        monkeypatch.setattr(RecordedGraphs, "__call__", run)
-        of = decoder(Delayed(TREES[1]), "traversal", static(), "eagle")
-        texts.append(of.generate(PROMPT, 20, SamplingSetting(0.9), Rng.seeded(1)).tokens)
-    assert texts[0] == texts[1]
 
 
 def test_why_steps_are_not_recorded_is_one_line():
