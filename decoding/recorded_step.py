@@ -30,11 +30,10 @@ from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.device import blocked, upload
 from nde_talf.decoding.drafters.base import DraftPoint, SessionDrafter
-from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs, StaticShapes
 from nde_talf.decoding.policies.base import DecodingState
 from nde_talf.decoding.policies.delayed import within
-from nde_talf.decoding.rules.verification_table import VerificationTable, nodes_in
+from nde_talf.decoding.rules.verification_table import TableNode, VerificationTable
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import feature_setting
 from nde_talf.decoding.step import Step, Stopwatch
@@ -43,11 +42,10 @@ from nde_talf.decoding.tree import DraftTree
 SIZES = (1, 4, 8, 16, 32, 48)
 """Numbers of rows that passes are padded to; the last is the most that a tree may have."""
 MOST = SIZES[-1]
-# Lines of what is uploaded. SCALARS: position of the first token that the last step committed,
-# their number, the rows of the tree, and the root's position. Then a number for each of these
-# tokens (FROM: the row of the last tree before it), or for each row (SEES: bit i is 1 where it sees
-# row i).
-SCALARS, TOKENS, FROM, PARENTS, DEPTHS, SEES, DRAWS, LAST_DRAWS = range(8)
+# Lines of what is uploaded. SCALARS: slot of the first token that the last step committed, their
+# number, and the root's slot. Then a number for each of these tokens (FROM: the row of the last
+# tree before it; TO: its slot), or for each row (SEES: bit i is 1 where it sees row i).
+SCALARS, TOKENS, FROM, TO, PARENTS, SLOTS, POSITIONS, SEES, DRAWS, LAST_DRAWS = range(10)
 
 
 @lru_cache(None)
@@ -81,12 +79,6 @@ def why_not(decoder: Any) -> str:
     return ""
 
 
-def rows_of(target: Model) -> tuple[torch.dtype, int]:
-    """Return the type of distributions, and the bytes of all p and q of a tree."""
-    kind = torch.float64 if target.dtype == torch.float64 else torch.float32
-    return kind, 2 * MOST * target.vocab_size * kind.itemsize
-
-
 class RecordedShapes(StaticShapes):
     """Static shapes whose passes are recorded as CUDA graphs, and with them steps of delayed trees.
 
@@ -103,7 +95,8 @@ class RecordedShapes(StaticShapes):
     def recorder(self, decoder: Any) -> Callable[..., Iterator[Step]] | None:
         """See `Shapes.recorder`; None, after a line that says why, for other decoders."""
         why = why_not(decoder)
-        self.tell_size(decoder, 0 if why else rows_of(decoder.target)[1])
+        row = decoder.target.vocab_size * (8 if decoder.target.dtype == torch.float64 else 4)
+        self.tell_size(decoder, 0 if why else 2 * MOST * row)
         if not why:
             return partial(recorded_steps, decoder)
         message = f"static shapes: passes are recorded one by one, and no whole steps: {why}."
@@ -119,35 +112,33 @@ class RecordedSteps:
     """Buffers and graphs of a pair, which serve one sequence at a time.
 
     Args:
-        decoder: one whose steps can be recorded (`why_not` returns nothing).
         passes: the target's, and the draft's.
-        states: [W], the target's at a token.
+        p: [V], the target's distribution at a token.
+        states: [W], the target's there.
         hidden: [H_q], the draft's, or nothing.
     """
 
-    def __init__(self, decoder: Any, passes: list[FixedPasses], states: Tensor, hidden: Tensor):
-        self.passes, self.device = passes, states.device
-        zeros = partial(torch.zeros, device=self.device)
-        kind, size = rows_of(decoder.target)
+    def __init__(self, passes: tuple[FixedPasses, ...], p: Tensor, states: Tensor, hidden: Tensor):
+        self.passes, self.device = passes, p.device
         try:
-            self.p, self.q = zeros(2, MOST, decoder.target.vocab_size, dtype=kind)
+            self.p, self.q = p.new_zeros(2, MOST, len(p))
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"static shapes: distributions of {MOST} nodes need {size / 2**30:.2f} GiB, more"
-                " than the device has left. Give a smaller context, or model.graphs=compiled."
+                f"static shapes: distributions of {MOST} nodes need"
+                f" {2 * MOST * p.nbytes / 2**30:.2f} GiB, more than the device has left. Give a"
+                " smaller context, or model.graphs=compiled."
             ) from error
-        self.states = zeros(MOST, len(states), dtype=states.dtype)
-        self.hidden = zeros(MOST, len(hidden), dtype=hidden.dtype)
+        self.states, self.hidden = (each.new_zeros(MOST, len(each)) for each in (states, hidden))
         self.make_rows()
 
     def make_rows(self) -> None:
         """Make the buffers of rows and of what is uploaded."""
         self.graphs = RecordedGraphs(self.device)
-        self.sent = torch.zeros(8, MOST, dtype=torch.float64, device=self.device)
+        self.sent = torch.zeros(10, MOST, dtype=torch.float64, device=self.device)
         self.whole = self.sent.long()
-        self.tokens = self.whole.new_zeros(MOST + 1)
-        self.first = torch.zeros_like(self.tokens)  # of each row the first that coincides with it
-        self.row = torch.zeros_like(self.tokens[:1])  # the next one to be drawn, or to be verified
+        # Of each row its token, and the first row that coincides with it.
+        self.tokens, self.first = self.whole.new_zeros(2, MOST)
+        self.row = self.whole.new_zeros(1)  # the next one to be drawn, or to be verified
         self.numbers = VerificationTable(self.tokens, self.whole.new_zeros(MOST, MOST))
 
     def steps(
@@ -165,9 +156,11 @@ class RecordedSteps:
         tokens, rows = [state.root], [0]
         while state.room >= 0:
             watch, numbers = Stopwatch(decoder.tick), np.zeros(self.sent.shape)
-            count, shown = len(tokens), decoder.static.shown(state.context + MOST)
-            numbers[SCALARS, [0, 1, 3]] = state.context - count, count, state.context - 1
-            numbers[[TOKENS, FROM], :count] = tokens, rows
+            count, root = len(tokens), state.context - 1
+            shown, start = decoder.static.shown(root + MOST), root + 1 - count
+            numbers[[TO, SLOTS]] = decoder.static.capacity - 1  # where padded rows write
+            numbers[SCALARS, :3] = start, count, root
+            numbers[[TOKENS, FROM, TO], :count] = tokens, rows, range(start, root + 1)
             with torch.inference_mode(), ExitStack() as turns:
                 for session in sessions:
                     turns.enter_context(session.passes.turn(session))
@@ -205,10 +198,11 @@ class RecordedSteps:
 
     def _plan(self, numbers: np.ndarray, action: Action) -> int:
         """Write the rows of a tree and their uniform numbers; return the first level's width."""
-        rows, widths = layout(action)
-        count = rows.shape[1]
+        (parents, depths, sees), widths = layout(action)
+        count, root = len(parents), numbers[SCALARS, 2]
         self.decoder.static.size(count)
-        numbers[SCALARS, 2], numbers[PARENTS : SEES + 1, :count] = count, rows
+        rows = parents, root + np.arange(count), root + depths, sees
+        numbers[PARENTS : SEES + 1, :count] = rows
         numbers[DRAWS, 1:count] = self.rng.ahead(count - 1)
         numbers[LAST_DRAWS, :count] = self.rng.ahead(count)
         return sum(widths[1:2])
@@ -226,12 +220,9 @@ class RecordedSteps:
         self.numbers.clear()
         self.row.fill_(1)
         start, kept = self.whole[SCALARS, :2].split(1)
-        tokens, rows = self.whole[TOKENS, :count], self.whole[FROM, :count]
-        at, target = torch.arange(count, device=self.device), self.passes[0]
-        slots = torch.where(at < kept, at, target.nowhere)
+        tokens, rows, slots = self.whole[TOKENS : TO + 1, :count]
         # The tree's root comes before the first of the tokens.
-        before = torch.where(at < kept, rows, target.nowhere), slots
-        target.move(*((start - 1 + each).clamp(max=target.nowhere) for each in before))
+        self.passes[0].move(start - 1 + rows, slots - 1)
         self.tokens[:1] = tokens.index_select(0, kept - 1)
         if (drafter := self.drafter) is None:
             return None
@@ -239,9 +230,9 @@ class RecordedSteps:
             self.states.index_select(0, rows), self.decoder.layers
         )
         inputs = drafter.inputs(features, drafted=False)
-        sees = torch.bitwise_left_shift(torch.full_like(at, 2), at) - 1
-        begin = start - drafter.lag
-        states = self._pass(self.passes[1], begin, tokens, (slots, at, sees), inputs, shown)
+        order = torch.arange(count, device=self.device)
+        at = start, slots, start + order, (2 << order) - 1
+        states = self._pass(self.passes[1], tokens, at, shown, inputs, drafter.lag)
         around = torch.cat([kept - 1, kept])
         hidden = torch.cat([self.hidden[:1], states]).index_select(0, around)
         q = drafter.distribution(hidden, []).to(self.q)
@@ -277,23 +268,20 @@ class RecordedSteps:
     def level(self, width: int, below: int, shown: int) -> None:
         """Find q at the last `width` rows, and draw `below` rows below them."""
         rows = self.row - width + torch.arange(width, device=self.device)
-        parents, depths, sees = self.whole[PARENTS : SEES + 1].index_select(1, rows)
+        parents, *places = self.whole[PARENTS : SEES + 1].index_select(1, rows)
         tokens, above = self.tokens.index_select(0, rows), self.first.index_select(0, parents)
         drafter: Any = self.drafter
         inputs = drafter.inputs(self.hidden.index_select(0, above))
-        begin = self.whole[SCALARS, 3:4] - drafter.lag
-        states = self._pass(self.passes[1], begin, tokens, (rows, depths, sees), inputs, shown)
+        at = self.whole[SCALARS, 2:3], *places
+        states = self._pass(self.passes[1], tokens, at, shown, inputs, drafter.lag)
         self.hidden.index_copy_(0, rows, states)
         self.q.index_copy_(0, rows, drafter.distribution(states, []).to(self.q))
         self.draw(below)
 
     def score(self, nodes: int, shown: int) -> None:
         """Run the target on all rows."""
-        at, passes = torch.arange(nodes, device=self.device), self.passes[0]
-        count, root = self.whole[SCALARS, 2:4].split(1)
-        slots = torch.where(at < count, at, passes.nowhere)
-        rows = slots, self.whole[DEPTHS, :nodes], self.whole[SEES, :nodes]
-        states = self._pass(passes, root, self.tokens[:nodes], rows, {}, shown)
+        at = self.whole[SCALARS, 2:3], *self.whole[SLOTS : SEES + 1, :nodes]
+        states = self._pass(self.passes[0], self.tokens[:nodes], at, shown)
         target = self.decoder.target
         logits = target.logits(target.parts(states, self.decoder.layers)[0])
         self.p[:nodes], self.states[:nodes] = warp(logits, self.state.setting), states
@@ -331,31 +319,36 @@ class RecordedSteps:
         for at in range(1, len(parents)):
             nodes.append(tree.add(nodes[parents[at]], int(lines[at][2])))
             row.setdefault(nodes[at], at)
-        tree.nodes = nodes_in(lines, weights, tree, row)
+        tree.nodes = partial(TableNode, lines, weights, tree, row)
         return tree, row
 
     def _pass(
         self,
         passes: FixedPasses,
-        start: Tensor,
         tokens: Tensor,
-        rows: tuple[Tensor, Tensor, Tensor],
-        inputs: dict[str, Tensor],
+        at: tuple[Tensor, ...],
         shown: int,
+        inputs: dict[str, Tensor] | None = None,
+        lag: int = 0,
     ) -> Tensor:
-        """Run rows, which see the slots before `start` and of those after it what they say.
+        """Run rows over the first `shown` slots.
 
-        rows: of each the slot and the position, both after `start`, and the bits of what it sees. A
-        slot that there is not is none.
+        Args:
+            passes: the model's.
+            tokens: [n].
+            at: the slot [1] before which rows see all; of each row [n] its slot and position, and
+                the bits of what it sees from there on.
+            shown: number of slots.
+            inputs: of the rows, besides tokens.
+            lag: number of slots that the model is behind the text.
         """
-        slots, depths, sees = rows
+        start, slots, positions = (each - lag for each in at[:3])
         column = torch.arange(shown, device=self.device) - start
-        seen = (column < 0) | ((sees[:, None] >> column.clamp(0, 62)) & 1 == 1)
+        seen = (column < 0) | ((at[3][:, None] >> column.clamp(0, 62)) & 1 == 1)
         mask = torch.zeros(seen.shape, dtype=passes.dtype, device=self.device)
         mask = mask.masked_fill(~seen, blocked(passes.dtype))[None, None]
-        slots, positions = ((start + each).clamp(max=passes.nowhere) for each in (slots, depths))
         passes.cache.write_to(slots, shown)
-        return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs)[0]
+        return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs or {})[0]
 
 
 def _padded(count: int) -> int:
@@ -375,15 +368,14 @@ def recorded_steps(
     features: [n, W], the target's at the prompt.
     """
     sessions = [session] if drafter is None else [session, drafter.session]
-    passes = [each.passes for each in sessions]
+    passes, known = tuple(each.passes for each in sessions), decoder.static.steps
     with torch.inference_mode():
         states = features[-1]
         if decoder.layers:
             states = torch.cat([state.h_previous, states])
         hidden = states[:0] if drafter is None else drafter.previous.hidden
-        known = decoder.static.steps
-        if (*passes,) not in known:
-            known[(*passes,)] = RecordedSteps(decoder, passes, states, hidden)
-        steps: RecordedSteps = known[(*passes,)]
+        if passes not in known:
+            known[passes] = RecordedSteps(passes, state.p_previous, states, hidden)
+        steps: RecordedSteps = known[passes]
         steps.states[0], steps.hidden[0], steps.p[0] = states, hidden, state.p_previous
     return steps.steps(decoder, state, rng, sessions, drafter)

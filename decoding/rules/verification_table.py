@@ -6,7 +6,6 @@ one transfer brings them. Rules walk unchanged, over nodes that look these up.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -44,25 +43,25 @@ class VerificationTable:
     read, so that a CUDA graph can hold the methods.
 
     Args:
-        tokens: [N + 1], drawn at each row; the last is that of no row.
+        tokens: [N], drawn at each row.
         children: [N, K], the rows drawn below each row, in draft order, then N. What is drawn below
             draws that coincide belongs to the first of them.
 
     Attributes:
-        weights: [N + 1], with which rows are reached: 1 but for Traversal.
+        weights: [N + 1], with which rows are reached: 1 but for Traversal. The last is no row's.
         c: [N], coefficients of the last residuals.
         numbers: [N, K, 3], p and q at each draw, and the residual's mass after its rejection.
     """
 
     def __init__(self, tokens: Tensor, children: Tensor):
         self.tokens, self.children = tokens, children
-        self.c = torch.zeros(len(children), dtype=torch.float64, device=tokens.device)
-        self.weights = self.c.new_ones(len(tokens))
+        self.c = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
+        self.weights = self.c.new_ones(len(tokens) + 1)
         self.numbers = self.c.new_zeros(*children.shape, 3)
 
     def clear(self) -> None:
         """Make room for another tree."""
-        self.children.fill_(len(self.children))
+        self.children.fill_(len(self.tokens))
         self.weights.fill_(1)
         self.c.zero_()
 
@@ -77,7 +76,9 @@ class VerificationTable:
             bottom_up: draws are reached with a weight (Traversal).
         """
         children = self.children.index_select(0, rows)[:, :most]
-        tokens = self.tokens.index_select(0, children.flatten()).view_as(children)
+        there = children < len(self.tokens)
+        tokens = torch.where(there, children, 0).flatten()
+        tokens = self.tokens.index_select(0, tokens).view_as(children)
         here = _Rows(p.index_select(0, rows), q.index_select(0, rows))
         px, qx = (each.gather(1, tokens).double() for each in here)
         w0 = self.weights.index_select(0, rows)
@@ -86,8 +87,7 @@ class VerificationTable:
         for _ in range(most):
             states.append(reject(here, states[-1], w0))
         c, z, d = (torch.stack(each, 1) for each in zip(*states, strict=True))
-        drawn = (children < len(self.children)).sum(1, keepdim=True)
-        self.c.index_copy_(0, rows, c.gather(1, drawn)[:, 0])
+        self.c.index_copy_(0, rows, c.gather(1, there.sum(1, keepdim=True))[:, 0])
         self.numbers[:, :most].index_copy_(0, rows, torch.stack([px, qx, z[:, 1:]], -1))
         if bottom_up:
             before = Residual(c[:, :-1], None, d[:, :-1])
@@ -125,17 +125,27 @@ class TableNode:
     """One node as rules see it (`residual.Node`), of a table; it is walked once.
 
     Args:
-        drafted: its draws in draft order.
-        numbers: its line of the table (`VerificationTable.finish`).
-        weights: [V], that the token was drawn from.
+        lines: of a finished table, on the host.
+        weights: [N, V], that tokens were drawn from.
+        tree: of the table's draws.
+        row: of each node the first.
+        number: of the node.
     """
 
     left: None = None
     p: None = None
 
-    def __init__(self, drafted: list[int], numbers: list[float], weights: Tensor):
-        self.left_mass, self.token, _, *self.numbers = numbers
-        self.drafted, self.weights, self.rejected = drafted, weights, 0
+    def __init__(
+        self,
+        lines: list[list[float]],
+        weights: Tensor,
+        tree: DraftTree,
+        row: dict[int, int],
+        number: int,
+    ):
+        self.mass_left, token, _, *self.numbers = lines[row[number]]
+        self.token, self.weights, self.rejected = int(token), weights[row[number]], 0
+        self.drafted = [tree.tokens[child] for child in tree.children[number]]
 
     def px(self, draw: int) -> float:
         """Return p of a draw."""
@@ -155,28 +165,9 @@ class TableNode:
 
     def draw(self, weights: Any, rng: Rng, w0: float = 1.0) -> int:
         """Return the token drawn from the last residual."""
-        if not math.isfinite(self.left_mass):
-            raise massless(self.left_mass)
-        return rng.pick(int(self.token), self.weights)
-
-
-def nodes_in(
-    lines: list[list[float]], weights: Tensor, tree: DraftTree, row: dict[int, int]
-) -> Callable[[int], TableNode]:
-    """Return what gives the nodes of a tree by number.
-
-    Args:
-        lines: of a finished table, on the host.
-        weights: see `VerificationTable.finish`.
-        tree: of the table's draws.
-        row: of each node the first.
-    """
-
-    def node(number: int) -> TableNode:
-        drafted = [tree.tokens[child] for child in tree.children[number]]
-        return TableNode(drafted, lines[row[number]], weights[row[number]])
-
-    return node
+        if not math.isfinite(self.mass_left):
+            raise massless(self.mass_left)
+        return rng.pick(self.token, self.weights)
 
 
 def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: bool = False) -> Any:
@@ -202,14 +193,14 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
         drawn.append([*range(len(nodes), len(nodes) + len(below))][:offered])
         nodes += below
     count, most = len(nodes), max(map(len, drawn))
-    children = [child for each in drawn for child in each + [count] * (most - len(each))]
-    tokens = [tree.tokens[node] for node in nodes]
-    numbers = [*nodes, *tokens, 0, *children, *rng.ahead(count)]
+    numbers = [
+        [node, tree.tokens[node], uniform, *below, *[count] * (most - len(below))]
+        for node, uniform, below in zip(nodes, rng.ahead(count), drawn, strict=True)
+    ]
     sent = upload(torch.tensor(numbers, dtype=torch.float64), tree.device)
-    sizes = [count, count + 1, count * most]
-    places, uniforms = sent[:-count].long().split(sizes), sent[-count:]
-    table = VerificationTable(places[1], places[2].view(count, most))
-    p = tree.p_rows().index_select(0, places[0])
+    whole = sent.long()
+    table = VerificationTable(whole[:, 1], whole[:, 3:])
+    p = tree.p_rows().index_select(0, whole[:, 0])
     # Numbers of q at leaves, which have none, do not matter.
     q = tree.q_rows([node if tree.children[node] else 0 for node in nodes]) if most else p
     for _, level in groupby(range(count), lambda at: bottom_up and tree.depth[nodes[at]]):
@@ -217,5 +208,5 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
         if draws := max(len(drawn[at]) for at in here):
             rows = torch.arange(here[0], here[-1] + 1, device=tree.device)
             table.reject(p, q, rows, draws, bottom_up)
-    found, weights = table.finish(p, q, most, uniforms)
-    return nodes_in(found.tolist(), weights, tree, row)
+    found, weights = table.finish(p, q, most, sent[:, 2])
+    return partial(TableNode, found.tolist(), weights, tree, row)

@@ -24,7 +24,7 @@ from nde_talf import (
     StaticShapes,
 )
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.recorded_step import PARENTS, SCALARS, RecordedShapes, RecordedSteps
+from nde_talf.decoding.recorded_step import PARENTS, SEES, RecordedShapes, RecordedSteps
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.sampling_setting import RAW
@@ -132,7 +132,7 @@ class OfTables(RecordedSteps):
         self.draw(below)
 
     def score(self, nodes, shown):
-        for row in range(int(self.whole[SCALARS, 2])):
+        for row in range(int((self.whole[SEES] > 0).sum())):
             self.p[row] = self.tables(self.text(row))[0]
         self.row.zero_()
 
@@ -256,6 +256,6 @@ def test_what_does_not_fit_is_named(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     of = decoder(Delayed(TREES[0]), "nss", static())
-    monkeypatch.setattr(torch, "zeros", full)
+    monkeypatch.setattr(torch.Tensor, "new_zeros", full)
     with refusal("distributions of 48 nodes need 0.00 GiB"):
         list(of.blocks(PROMPT, 20, RAW, Rng.seeded(0)))
