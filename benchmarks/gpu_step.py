@@ -297,19 +297,20 @@ def parts_of_a_step(
     shown = static.shown(len(text) + 48)
     steps.whole[SCALARS, 1] = 4
 
-    def run(function: Callable, *arguments: Any) -> Any:
-        return steps._run(function, *arguments) if graphs else function(*arguments)
+    if not graphs:
+        steps.graphs = lambda key, function: function()
+    run = steps._run
 
     def level(width: int) -> None:
-        steps.row.fill_(1)
-        run(steps.level, rng, width, shown, False)
+        steps.row.fill_(1 + width)
+        run(steps.level, width, 4, shown)
 
     def verify() -> None:
-        tree, _ = steps._merged(1, action, *run(steps.table, action))
-        decoder.verify(tree, rng)
+        steps.row.zero_()
+        decoder.verify(steps.drafted(1, action)[0], rng)
 
     parts = {
-        "commit, draft at the root": lambda: run(steps.advance, 4, shown, False),
+        "commit, draft and draw at the root": lambda: run(steps.advance, 4, 4, shown),
         "level of 1": lambda: level(1),
         "level of 4": lambda: level(4),
         "target, 16 rows": lambda: run(steps.score, 16, shown),

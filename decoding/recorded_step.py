@@ -176,13 +176,13 @@ class RecordedSteps:
                     self._send(numbers)
                     if width:
                         self._run(self.draw, width)
-                (parents, *_), widths = layout(action)
+                widths = layout(action)[1]
                 for level, below in pairwise(widths[1:]):
                     self._run(self.level, level, below, shown)
                 watch.charge("draft")
-                self._run(self.score, _padded(len(parents)), shown)
+                self._run(self.score, _padded(sum(widths)), shown)
                 watch.charge("target")
-                tree, row = self._tabled(state.root, parents, widths)
+                tree, row = self.drafted(state.root, action)
                 end, token = decoder.verify(tree, rng)
                 accepted = tree.commit(end, token)
                 tokens, rows = accepted.tokens, [0, *(row[node] for node in accepted.path)]
@@ -263,7 +263,7 @@ class RecordedSteps:
         self.first.index_copy_(0, rows, first)
         place = above * MOST + siblings.tril(-1).sum(1)
         self.numbers.children.view(-1).index_copy_(0, place, rows)
-        self.row += width
+        self.row.add_(width)
 
     def level(self, width: int, below: int, shown: int) -> None:
         """Find q at the last `width` rows, and draw `below` rows below them."""
@@ -291,7 +291,7 @@ class RecordedSteps:
         """Find the numbers of the next `width` rows, of up to `most` draws each."""
         rows = self.row + torch.arange(width, device=self.device)
         self.numbers.reject(self.p, self.q, rows, most, self.decoder.verify.table[1])
-        self.row += width
+        self.row.add_(width)
 
     def table(self, nodes: int, most: int) -> tuple[Tensor, Tensor]:
         """Return all that the host gets, and the weights: see `VerificationTable.finish`.
@@ -305,10 +305,9 @@ class RecordedSteps:
         self.q[:nodes] = weights
         return found, self.q[:nodes]
 
-    def _tabled(
-        self, root: int, parents: np.ndarray, widths: list[int]
-    ) -> tuple[DraftTree, dict[int, int]]:
-        """Bring a table to the host; return the tree of its draws, and each node's first row."""
+    def drafted(self, root: int, action: Action) -> tuple[DraftTree, dict[int, int]]:
+        """Bring the table to the host; return the tree of its draws, and each node's first row."""
+        (parents, *_), widths = layout(action)
         offered, bottom_up = self.decoder.verify.table
         for width, below in pairwise(widths if bottom_up else ()):
             self._run(self.reject, width, below)  # all may be drawn below one row

@@ -1,12 +1,14 @@
 """Recorded steps: today's tokens, the target's law, one upload and one wait, and graphs could hold them."""
 
 import time
+from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from nde_talf import (
     VERIFIERS,
@@ -23,7 +25,11 @@ from nde_talf import (
     SpeculativeDecoder,
     StaticShapes,
 )
+from nde_talf.decoding.actions import ACTIONS
+from nde_talf.decoding.actions import TREES as ALL_TREES
 from nde_talf.decoding.common.errors import Advice
+from nde_talf.decoding.models import static_shapes
+from nde_talf.decoding.models.static_shapes import RecordedGraphs
 from nde_talf.decoding.recorded_step import PARENTS, SEES, RecordedShapes, RecordedSteps
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
@@ -163,7 +169,9 @@ def test_laws_are_the_targets_and_todays(action, night):
         if rule.table is None or policy.trees not in rule.trees:
             continue
         for tables, bound in all_tables(night):
-            law = exact_law(partial(OfTables(tables).emitted, policy, rule))
+            steps = OfTables(tables)
+            steps.emitted(Delayed(Action(4, 2, 3)), VERIFIERS["traversal"], Rng.seeded(0))
+            law = exact_law(partial(steps.emitted, policy, rule))
             today = exact_law(lambda rng, t=tables, r=rule: emitted(scored(t, policy, rng), r, rng))
             assert abs(sum(law.values()) - 1) < 1e-12
             assert distance(law, today) < bound, name
@@ -227,6 +235,56 @@ def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
                         if isinstance(each, torch.Tensor):
                             monkeypatch.setattr(of, name, mode.from_tensor(each.clone()))
                 function()
+
+
+class EveryTree(Delayed):
+    """Another tree at every step, until all were drafted."""
+
+    def __init__(self):
+        super().__init__(ACTIONS[-1])
+        self.left = [*ALL_TREES]
+
+    def delayed_tree(self, state):
+        return self.left.pop() if state and self.left else self.action
+
+
+def drafted_with_every_tree(rule, shapes):
+    policy, texts = EveryTree(), []
+    of = decoder(policy, rule, shapes, pair=tiny_pair(29, hidden=16))
+    while policy.left:
+        asked = PROMPT, 150, SamplingSetting(1.0), Rng.seeded(len(texts))
+        texts.append(of.generate(*asked).tokens)
+    return texts
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param("traversal", marks=pytest.mark.slow),
+        pytest.param("specinfer", marks=pytest.mark.law),
+    ],
+)
+def test_few_graphs_serve_all_trees(rule, monkeypatch):
+    """A graph is a list of operations, traced without numbers, which nothing of Python reaches."""
+
+    def capture(graphs, function):
+        row = function.func.__self__.row
+        kept = row.clone()  # a tensor of one number has it while it is traced
+        traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)()
+        row.copy_(kept)
+        return traced
+
+    shapes = RecordedShapes(200, rows=48)
+    expected = drafted_with_every_tree(rule, shapes)
+    shapes = RecordedShapes(200, rows=48)
+    monkeypatch.setattr(static_shapes, "asynchronous", lambda device: True)
+    monkeypatch.setattr(RecordedGraphs, "_capture", capture)
+    assert drafted_with_every_tree(rule, shapes) == expected
+    (steps,) = shapes.steps.values()
+    counts = Counter(key[0] for key in steps.graphs.graphs)
+    assert len(ALL_TREES) == 233 and counts.total() < 60
+    # Of a level and the next: 1 and 1, and of each k > 1 also 1 and k, and k and k.
+    assert (counts["level"], counts["reject"], counts["score"]) == (7, 7 * (rule == "traversal"), 6)
 
 
 def test_why_steps_are_not_recorded_is_one_line():
