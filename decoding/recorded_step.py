@@ -164,17 +164,13 @@ class RecordedSteps:
             with torch.inference_mode(), ExitStack() as turns:
                 for session in sessions:
                     turns.enter_context(session.passes.turn(session))
-                action, width = policy.delayed_tree(state), None
-                if action is not None:
+                if (action := policy.delayed_tree(state)) is not None:
                     action = within(action, state.room)
-                    width = self._plan(numbers, action)
-                self._send(numbers)
+                width = self._send(numbers, action)
                 chosen = self._run(self.advance, _padded(count), width, shown)
                 if action is None:
                     action = within(policy.chosen(int(chosen)), state.room)
-                    width = self._plan(numbers, action)
-                    self._send(numbers)
-                    if width:
+                    if width := self._send(numbers, action):
                         self._run(self.draw, width)
                 widths = layout(action)[1]
                 for level, below in pairwise(widths[1:]):
@@ -196,20 +192,20 @@ class RecordedSteps:
         key = function.__name__, self.kind, *arguments
         return self.graphs(key, partial(function, *arguments))
 
-    def _plan(self, numbers: np.ndarray, action: Action) -> int:
-        """Write the rows of a tree and their uniform numbers; return the first level's width."""
-        (parents, depths, sees), widths = layout(action)
-        count, root = len(parents), numbers[SCALARS, 2]
-        self.decoder.static.size(count)
-        rows = parents, root + np.arange(count), root + depths, sees
-        numbers[PARENTS : SEES + 1, :count] = rows
-        numbers[DRAWS, 1:count] = self.rng.ahead(count - 1)
-        numbers[LAST_DRAWS, :count] = self.rng.ahead(count)
-        return sum(widths[1:2])
-
-    def _send(self, numbers: np.ndarray) -> None:
+    def _send(self, numbers: np.ndarray, action: Action | None) -> int | None:
+        """Upload tokens, and a tree's rows and uniform numbers; return its first level's width."""
+        width = None
+        if action is not None:
+            (parents, depths, sees), widths = layout(action)
+            count, root, width = len(parents), numbers[SCALARS, 2], sum(widths[1:2])
+            self.decoder.static.size(count)
+            rows = parents, root + np.arange(count), root + depths, sees
+            numbers[PARENTS : SEES + 1, :count] = rows
+            numbers[DRAWS, 1:count] = self.rng.ahead(count - 1)
+            numbers[LAST_DRAWS, :count] = self.rng.ahead(count)
         self.sent.copy_(upload(torch.from_numpy(numbers), self.device))
         self.whole.copy_(self.sent)
+        return width
 
     def advance(self, count: int, width: int | None, shown: int) -> Tensor | None:
         """Keep what was accepted, up to `count` tokens, and draft at the root.
@@ -288,9 +284,10 @@ class RecordedSteps:
         self.row.zero_()
 
     def reject(self, width: int, most: int) -> None:
-        """Find the numbers of the next `width` rows, of up to `most` draws each."""
+        """Find the numbers of the next `width` rows, of up to `most` draws each, for Traversal."""
         rows = self.row + torch.arange(width, device=self.device)
-        self.numbers.reject(self.p, self.q, rows, most, self.decoder.verify.table[1])
+        p, q = (each.index_select(0, rows) for each in (self.p, self.q))
+        self.numbers.reject(p, q, rows, most, bottom_up=True)
         self.row.add_(width)
 
     def table(self, nodes: int, most: int) -> tuple[Tensor, Tensor]:
@@ -298,12 +295,12 @@ class RecordedSteps:
 
         The weights take q's place, which is needed no more.
         """
+        p, q = self.p[:nodes], self.q[:nodes]
         if most and not self.decoder.verify.table[1]:
-            self.reject(nodes, most)
-        uniforms = self.sent[LAST_DRAWS, :nodes]
-        found, weights = self.numbers.finish(self.p[:nodes], self.q[:nodes], most, uniforms)
-        self.q[:nodes] = weights
-        return found, self.q[:nodes]
+            rows = torch.arange(nodes, device=self.device)
+            self.numbers.reject(p, q, rows, most, bottom_up=False)
+        found, weights = self.numbers.finish(p, q, most, self.sent[LAST_DRAWS, :nodes])
+        return found, q.copy_(weights)
 
     def drafted(self, root: int, action: Action) -> tuple[DraftTree, dict[int, int]]:
         """Bring the table to the host; return the tree of its draws, and each node's first row."""
@@ -344,8 +341,7 @@ class RecordedSteps:
         start, slots, positions = (each - lag for each in at[:3])
         column = torch.arange(shown, device=self.device) - start
         seen = (column < 0) | ((at[3][:, None] >> column.clamp(0, 62)) & 1 == 1)
-        mask = torch.zeros(seen.shape, dtype=passes.dtype, device=self.device)
-        mask = mask.masked_fill(~seen, blocked(passes.dtype))[None, None]
+        mask = torch.where(seen, 0.0, blocked(passes.dtype)).to(passes.dtype)[None, None]
         passes.cache.write_to(slots, shown)
         return passes.forward(tokens[None], positions[None], mask, passes.cache, **inputs or {})[0]
 

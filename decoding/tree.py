@@ -32,8 +32,8 @@ class DraftTree:
             drawn without replacement: the float64 sum over the tokens not drawn before it. None
             where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
-        nodes: looks up a node's probabilities in the table that a recorded step made on the GPU
-            (`rules.verification_table`); otherwise None.
+        nodes: gives a rule a node by number, as in the table that a recorded step made on the GPU
+            (`rules.verification_table`); None: the rule makes it.
     """
 
     tokens: list[int]

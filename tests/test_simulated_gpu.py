@@ -111,7 +111,10 @@ def selecting():
     return NeuralPolicy(Selector(schema(16, 16, "specinfer")), TABLE)
 
 
-POLICIES = EVERY_POLICY | {"selector": (selecting, "specinfer")}
+POLICIES = EVERY_POLICY | {
+    "selector": (selecting, "specinfer"),
+    "gbv": (lambda: Delayed(Action(3, 0, 2)), "gbv"),
+}
 CASES = [(name, "lm") for name in POLICIES]
 CASES += [(name, head) for name in ("delayed", "beam") for head in ("eagle", "eagle3")]
 CASES += [("delayed", "recorded"), ("selector", "recorded")]

@@ -5,6 +5,7 @@ position where they differ. The selected branch has a draft law of its own, q~, 
 / q; block verification with q~ in place of q is lossless (Eq. 25 to 29, GBV paper).
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from nde_talf.decoding.registry import DELAYED
 from nde_talf.decoding.rules.labels.branching import Level
 from nde_talf.decoding.rules.ranking import advantage, mass_below, order_of, rank_key
-from nde_talf.decoding.rules.residual import ratio, where
+from nde_talf.decoding.rules.residual import node_of, ratio, where
 from nde_talf.decoding.rules.sums import row_chunks
 from nde_talf.decoding.rules.traversal import traversal
 from nde_talf.decoding.rules.walk import rule
@@ -161,5 +162,6 @@ def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
         path.add(len(nodes) - 1, tree.tokens[node])
         nodes.append(node)
     path.p = [tree.p[node] for node in nodes]
+    path.nodes = partial(node_of, path)  # no table holds a `TiltedRow`
     end, token = traversal(path, rng)
     return Verdict(nodes[end], token)

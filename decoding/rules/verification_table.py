@@ -19,6 +19,9 @@ from nde_talf.decoding.sampling.device_rng import inverse_cdf, massless
 from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.tree import DraftTree
 
+LEAST = 1e-36
+"""A weight below it counts as this, so that c over a weight is a float32 number."""
+
 
 class _Rows(NamedTuple):
     """Rows p, q [n, V] of nodes, in the form that `reject` takes; w0: of each its weight [n]."""
@@ -31,9 +34,8 @@ class _Rows(NamedTuple):
         return w0 * self.rest(c, w0).sum(-1, dtype=torch.float64)
 
     def rest(self, c: Tensor, w0: Tensor) -> Tensor:
-        """Return weights [n, V] in proportion to (w0 p - c q)_+, for c above 0."""
-        scale = (c / w0).clamp(max=1e37).to(self.p)
-        return self.p.addcmul(self.q, scale[:, None], value=-1).clamp_(min=0)
+        """Return weights [n, V] in proportion to (w0 p - c q)_+."""
+        return self.p.addcmul(self.q, (c / w0).to(self.p)[:, None], value=-1).clamp_(min=0)
 
 
 class VerificationTable:
@@ -50,27 +52,28 @@ class VerificationTable:
     Attributes:
         weights: [N + 1], with which rows are reached: 1 but for Traversal. The last is no row's.
         c: [N], coefficients of the last residuals.
+        left: [N], their masses; 0 at rows without draws.
         numbers: [N, K, 3], p and q at each draw, and the residual's mass after its rejection.
     """
 
     def __init__(self, tokens: Tensor, children: Tensor):
         self.tokens, self.children = tokens, children
         self.c = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device)
-        self.weights = self.c.new_ones(len(tokens) + 1)
+        self.left, self.weights = torch.zeros_like(self.c), self.c.new_ones(len(tokens) + 1)
         self.numbers = self.c.new_zeros(*children.shape, 3)
 
     def clear(self) -> None:
         """Make room for another tree."""
         self.children.fill_(len(self.tokens))
         self.weights.fill_(1)
-        self.c.zero_()
+        self.left.zero_()
 
     def reject(self, p: Tensor, q: Tensor, rows: Tensor, most: int, bottom_up: bool) -> None:
         """Fill in what is left at `rows` [n] after each of up to `most` rejected draws.
 
         Args:
-            p: [N, V], the target's distributions.
-            q: [N, V], the draft's; numbers at rows without draws do not matter.
+            p: [n, V], the target's distributions there.
+            q: [n, V], the draft's; numbers at rows without draws do not matter.
             rows: of one level, unless nodes are reached with 1.
             most: draws of a row that the rule looks at.
             bottom_up: draws are reached with a weight (Traversal).
@@ -79,19 +82,20 @@ class VerificationTable:
         there = children < len(self.tokens)
         tokens = torch.where(there, children, 0).flatten()
         tokens = self.tokens.index_select(0, tokens).view_as(children)
-        here = _Rows(p.index_select(0, rows), q.index_select(0, rows))
-        px, qx = (each.gather(1, tokens).double() for each in here)
+        px, qx = (each.gather(1, tokens).double() for each in (p, q))
         w0 = self.weights.index_select(0, rows)
         none = torch.zeros_like(w0)
-        states = [Residual(none, w0, none + 1)]
+        states = [Residual(none, none, none + 1)]  # a mass of 0: nothing was drawn
         for _ in range(most):
-            states.append(reject(here, states[-1], w0))
+            states.append(reject(_Rows(p, q), states[-1], w0))
         c, z, d = (torch.stack(each, 1) for each in zip(*states, strict=True))
-        self.c.index_copy_(0, rows, c.gather(1, there.sum(1, keepdim=True))[:, 0])
+        drawn = there.sum(1, keepdim=True)
+        for last, each in ((self.c, c), (self.left, z)):
+            last.index_copy_(0, rows, each.gather(1, drawn)[:, 0])
         self.numbers[:, :most].index_copy_(0, rows, torch.stack([px, qx, z[:, 1:]], -1))
         if bottom_up:
             before = Residual(c[:, :-1], None, d[:, :-1])
-            reached = accept(px, qx, before, w0[:, None])
+            reached = accept(px, qx, before, w0[:, None]).clamp(min=LEAST)
             self.weights.index_copy_(0, children.flatten(), reached.flatten())
 
     def finish(self, p: Tensor, q: Tensor, most: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,10 +112,8 @@ class VerificationTable:
             token, its own token, and `most` times `numbers`; then the weights [n, V] of the draw.
         """
         count = len(p)
-        c, w0 = self.c[:count], self.weights[:count]
-        rest = _Rows(p, q).rest(c, w0)
-        left = w0 * rest.sum(-1, dtype=torch.float64)
-        rest = torch.where(((c == 0) | (left <= EMPTY))[:, None], p, rest)
+        rest = _Rows(p, q).rest(self.c[:count], self.weights[:count])
+        rest = torch.where((self.left[:count] <= EMPTY)[:, None], p, rest)
         columns = (
             rest.sum(-1, dtype=torch.float64)[:, None],
             inverse_cdf(rest, uniforms[:, None]).double(),
@@ -203,10 +205,11 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
     p = tree.p_rows().index_select(0, whole[:, 0])
     # Numbers of q at leaves, which have none, do not matter.
     q = tree.q_rows([node if tree.children[node] else 0 for node in nodes]) if most else p
+    rows = torch.arange(count, device=tree.device)
     for _, level in groupby(range(count), lambda at: bottom_up and tree.depth[nodes[at]]):
-        here = [*level]
-        if draws := max(len(drawn[at]) for at in here):
-            rows = torch.arange(here[0], here[-1] + 1, device=tree.device)
-            table.reject(p, q, rows, draws, bottom_up)
+        first, *others = level
+        here = slice(first, first + 1 + len(others))
+        if draws := max(map(len, drawn[here])):
+            table.reject(p[here], q[here], rows[here], draws, bottom_up)
     found, weights = table.finish(p, q, most, sent[:, 2])
     return partial(TableNode, found.tolist(), weights, tree, row)
