@@ -176,7 +176,7 @@ class Table:
         """Tell what drafted levels and passes over trees take, measured once."""
         file, setting = self.file("prices", bench.setting.temperature), bench.setting
         if not file.exists():
-            text, alone = [*chain(*self.tuning)], Conditions([setting], batches=False)
+            text, alone = [*chain(*self.tuning)], Conditions([setting])
             asked = self.target, self.head, text, [PRICED], [bench.main], 3, alone
             measure_latency(*asked).save(file)
         table = LatencyTable.load(file)

@@ -19,7 +19,7 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting, feature_setting
 from nde_talf.selector.network import Selector
-from nde_talf.selector.prices import LONGEST, SPACING, LatencyTable, StepCosts, grid_context
+from nde_talf.selector.prices import LONGEST, StepCosts
 
 LONGEST_PATH = L1_MAX + L2_MAX
 """Tokens of a selector's longest path."""
@@ -31,8 +31,7 @@ class PathLengths:
     """Choose how many tokens to draft for each request of a batch, as vLLM's `Lengths`.
 
     The lengths are the argmax of the selector's logits over its paths, (1, 0, L). Steps are priced
-    by the number of nodes, not by Eq. 11, and as if all requests of the batch drafted equally many
-    tokens: see `at_batch`.
+    by the number of nodes, not by Eq. 11, and as steps of one sequence.
 
     Args:
         selector: without target features, or with the best static tree for `setting`.
@@ -64,13 +63,14 @@ class PathLengths:
             raise UserError(
                 f"max_tokens={max_tokens}: selectors choose among paths of 1 to {LONGEST_PATH}."
             )
-        self.selector, self.model, self.setting, self.table = selector.eval(), model, setting, table
-        self.overhead = overhead
+        self.selector, self.model, self.setting = selector.eval(), model, setting
         self.paths = [tree_index(Action(1, 0, length)) for length in range(max_tokens + 1)]
-        self._prices: dict[int, tuple[StepCosts, int | None]] = {}
-        # Inputs of the network as in training: prices of one sequence, without the overhead.
-        self._passes = table.passes(grid_context(torch.arange(LONGEST // SPACING + 2))).float()
-        if schema.target_hidden and self._priced(1)[1] is None:
+        # The network looks at passes as in training, without the overhead.
+        self._passes = StepCosts(table, schema.verifier, LONGEST, trees=self.paths).passes
+        late = replace(table, target=(overhead + np.array(table.target)).tolist())
+        self._costs = StepCosts(late, schema.verifier, LONGEST, trees=self.paths)
+        self._static = selector.static_action(setting.temperature, setting.top_p, self._costs)
+        if schema.target_hidden and self._static is None:
             raise UserError(
                 "selector: it looks at features of the target, which this engine does not hand out."
                 " Train one on the draft's alone: nde run stage=selector"
@@ -84,9 +84,9 @@ class PathLengths:
             drafters: [B]; `previous` and `root` are read.
             contexts: [B], committed tokens.
         """
-        costs, static = self._priced(len(drafters))
-        if static is not None:
-            return [static] * len(drafters)
+        costs = self._costs
+        if self._static is not None:
+            return [TREES[self._static].depth] * len(drafters)
         previous = torch.stack([drafter.previous.hidden for drafter in drafters])
         root = torch.stack([drafter.root.hidden for drafter in drafters])
         drawn = self.selector.schema.draft_setting
@@ -105,29 +105,3 @@ class PathLengths:
         previous, root = previous.float().cpu(), root.float().cpu()
         logits = self.selector(previous[:, :0], previous, root, inputs, costs.seconds[row])
         return logits[:, self.paths].argmax(-1).tolist()
-
-    def _priced(self, sequences: int) -> tuple[StepCosts, int | None]:
-        """Price a batch of so many sequences, and find the length of a static export, or None."""
-        sequences = min(sequences, max(self.table.sequences, default=1))
-        if sequences not in self._prices:
-            table, setting = at_batch(self.table, sequences, self.overhead), self.setting
-            verifier = self.selector.schema.verifier
-            costs = StepCosts(table, verifier, LONGEST, trees=self.paths)
-            static = self.selector.static_action(setting.temperature, setting.top_p, costs)
-            length = None if static is None else TREES[static].depth
-            self._prices[sequences] = costs, length
-        return self._prices[sequences]
-
-
-def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> LatencyTable:
-    """Price a step of so many sequences whose drafts run one after the other.
-
-    Otherwise as `LatencyTable.batched`, plus `overhead` seconds. A table without the axis of
-    sequences prices a step of one sequence.
-    """
-    count = sequences if table.sequences else 1
-    together = table.batched(count)
-    parts = ("draft", "first", "second")
-    in_turn = {name: (count * np.array(getattr(table, name))).tolist() for name in parts}
-    target = (overhead + np.array(together.target)).tolist()
-    return replace(together, target=target, **in_turn)
