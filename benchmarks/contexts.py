@@ -77,8 +77,7 @@ def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dic
         for number, prompt in enumerate(prompts):
             drawing = setting, setting, layout, SAMPLES, number
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
-                settings = [(setting, setting)]
-                (label,) = labels(trees, target, draft, settings, RULES, layout, chunk)
+                label = labels(trees, target, draft, setting, RULES, layout, chunk)
                 p = warp(target.logits(trees.h_p[:, :DEPTHS]), setting)
                 q = warp(draft.logits(trees.h_q[:, :DEPTHS]), setting)
                 figures = torch.special.entr(p).sum(-1), torch.minimum(p, q).sum(-1)

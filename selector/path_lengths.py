@@ -89,9 +89,7 @@ class PathLengths:
             return [TREES[self._static].depth] * len(drafters)
         previous = torch.stack([drafter.previous.hidden for drafter in drafters])
         root = torch.stack([drafter.root.hidden for drafter in drafters])
-        drawn = self.selector.schema.draft_setting
-        seen = feature_setting(SamplingSetting(*drawn) if drawn else self.setting)
-        scalars = []
+        seen, scalars = feature_setting(self.setting), []
         for some in zip(previous.split(PART), root.split(PART), strict=True):
             q_previous, q_root = warp(self.model.logits(torch.cat(some)), seen).chunk(2)
             # Features that need the target's p count as 0.

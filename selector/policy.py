@@ -44,6 +44,7 @@ class NeuralPolicy(TreePolicy):
     """
 
     trees = "delayed"
+    draft_setting = None
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
@@ -55,27 +56,16 @@ class NeuralPolicy(TreePolicy):
         self._static: dict[SamplingSetting, int | None] = {}
         self.verifier = VERIFIERS[schema.verifier]
 
-    @property
-    def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
-        """Sampling setting of drafts in training; None: the target's."""
-        setting = self.selector.schema.draft_setting
-        return SamplingSetting(*setting) if setting else None
-
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
-        """Warn where drafts are warped otherwise than in the selector's training.
+        """Warn where drafts are not warped as the target is, as in the selector's training.
 
         The text stays lossless, but its trees may be poor.
         """
-        schema = self.selector.schema
-        if schema.draft_setting != () and draft_setting != self.draft_setting:
-            now, trained = (
-                f"at {setting}" if setting else "as the target is"
-                for setting in (draft_setting, self.draft_setting)
-            )
+        if draft_setting is not None:
             warnings.warn(
-                f"selector: it was trained on drafts warped {trained}, and this decoder warps them"
-                f" {now}, so the trees it chooses may be poor. The text stays lossless. Give"
-                " SpeculativeDecoder draft_setting=policy.draft_setting.",
+                "selector: it was trained on drafts warped as the target is, and this decoder warps"
+                f" them at {draft_setting}, so the trees it chooses may be poor. The text stays"
+                " lossless. Leave out SpeculativeDecoder's draft_setting.",
                 Advice,
                 stacklevel=3,
             )

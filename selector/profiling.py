@@ -51,12 +51,10 @@ class Conditions(NamedTuple):
     """Conditions under which measured steps are decoded.
 
     settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
-    draft_setting: of the drafts; None: the target's.
     """
 
     settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
     static: bool = False
-    draft_setting: SamplingSetting | None = None
 
 
 @torch.inference_mode()
@@ -184,7 +182,7 @@ class _Bench:
         verifiers: Sequence[str],
         conditions: Conditions,
     ):
-        settings, fixed, draft_setting = conditions
+        settings, fixed = conditions
         static = StaticShapes(max(contexts) + ROOM) if fixed else None
         self.clock: Clock = time.perf_counter
         if not asynchronous(target.device) and torch.get_num_threads() == 1:
@@ -193,9 +191,7 @@ class _Bench:
         self.random, self.verifiers = random.Random(0), verifiers
         self.probe, drafter = _Probe(), drafter_of(draft, static)
         timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
-        self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, "nss", draft_setting, **timing
-        )
+        self.drafting = SpeculativeDecoder(target, drafter, self.probe, "nss", **timing)
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)
 

@@ -58,8 +58,6 @@ class SelectorSchema:
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
         pricing: "table", or "eq11", see `StepCosts`.
-        draft_setting: (temperature, top-p) that drafts were warped with; None: the target's; empty:
-            unknown.
     """
 
     target_hidden: Natural
@@ -72,7 +70,6 @@ class SelectorSchema:
     hidden: tuple[Positive, Positive] = (512, 32)
     dropout: Proper = 0.1
     pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
-    draft_setting: Setting | tuple[()] | None = ()
 
     def __post_init__(self) -> None:
         selectable(self.verifier, "selector")

@@ -62,10 +62,6 @@ class TracesConfig:
     head (the run's head) or nobody (no traces, no prices and no selector). null: the draft model;
     where there is none, the head.
     """
-    draft_temperature: Annotated[str, one_of(("match", "raw"))] = "match"
-    """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and
-    super-tree for all settings.
-    """
     micro_batch: Annotated[int, Field(ge=1, le=100_000)] = 8
     """Super-trees in one pass of a model; halved when memory runs out."""
     shard_prompts: Count = 8
@@ -77,10 +73,10 @@ class TracesConfig:
 
     def __post_init__(self) -> None:
         others = [name for name in self.verifiers if name not in OF_TEXT]
-        if self.labels == "text" and (others or self.draft_temperature != "match"):
+        if self.labels == "text" and others:
             raise UserError(
-                "traces.labels=text: it labels a draft model that is warped as the target is, by"
-                f" traces.verifiers={[*OF_TEXT]}. Give these, or traces.labels=trees."
+                f"traces.labels=text: it labels traces.verifiers={[*OF_TEXT]}. Give these, or"
+                " traces.labels=trees."
             )
         if self.labels == "text" and self.new_tokens <= (depth := L1_MAX + L2_MAX):
             raise UserError(

@@ -45,11 +45,6 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
             f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
             " or add it to traces.settings."
         )
-    if made["draft_temperature"] == "raw":
-        console.print(
-            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
-            " it like the target"
-        )
     table = _table(config, run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (one_traffic(roots, names) for roots in splits)

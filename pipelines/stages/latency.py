@@ -11,7 +11,6 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.models.static_shapes import MARGIN
-from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import read_manifest
@@ -33,7 +32,6 @@ def settings(config: Config) -> dict[str, Any]:
         "threads": config.evaluation.threads,
         "verifiers": traces.verifiers,
         "settings": traces.settings,
-        "draft_temperature": traces.draft_temperature,
         "new_tokens": traces.new_tokens,
     }
 
@@ -51,8 +49,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         where = sorted({*contexts})
         console.print(f"timing steps of the loop at contexts of {where} tokens ...", style="dim")
         settings = [SETTINGS[name] for name in traces.settings]
-        raw = RAW if traces.draft_temperature == "raw" else None
-        conditions = Conditions(settings, config.model.static_shapes, raw)
+        conditions = Conditions(settings, config.model.static_shapes)
         repeats = config.latency.repeats
         table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
         if not config.latency.accepts_noise(not config.model.target):

@@ -195,7 +195,6 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         f"data.sets.file.source={prompts}",
         "data.sets.file.template='{turns}'",
         "data.sets.file.kind=chat",
-        "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
         "selector={verifiers: [gbv]}",
         "evaluation.methods=[rules,selector,head,policies]",
