@@ -15,7 +15,6 @@ from nde_talf.decoding.common.hub import export_folder
 from nde_talf.selector.export import (
     CONFIG,
     FORMAT,
-    VECTORS,
     read_export,
     unfit,
     write_export,
@@ -24,7 +23,6 @@ from nde_talf.selector.objective import best_static
 from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
 from nde_talf.selector.schema import SelectorSchema
-from nde_talf.selector.vectors import check_vectors, vectors_of
 
 PASSES, FARTHEST = 2, 2.0
 """Number of prices at the end of the scalars, and their clamp in standard deviations."""
@@ -178,8 +176,7 @@ class Selector(nn.Module):
             figures: throughputs on held-out roots, for the model card.
         """
         weights = {name: value.contiguous() for name, value in self.state_dict().items()}
-        vectors = vectors_of(self)
-        write_export(Path(folder), self.schema, weights, self.table, vectors, facts or {}, figures)
+        write_export(Path(folder), self.schema, weights, self.table, facts or {}, figures)
 
     @classmethod
     @checked
@@ -202,6 +199,4 @@ class Selector(nn.Module):
         except RuntimeError as error:
             raise unfit(folder, error) from error
         selector.table = table
-        if (path := folder / VECTORS).exists():
-            check_vectors(selector, path)
         return selector.eval()
