@@ -8,7 +8,7 @@ model.
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,8 @@ from nde_talf.data.text.conversation import (
     with_columns,
 )
 from nde_talf.data.text.corpus import load_table, short_hash
-from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
+from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import Rows
 from nde_talf.decoding.common.errors import UserError
 
 
@@ -63,7 +62,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             turn.
     """
     rows = load_table(str(config.source), config.split)
-    turns_of, read = _turns_in(_recognised(config, rows), rows.column_names)
+    turns_of, read = _turns_in(config, rows.column_names)
     dialogues: dict[str, Dialogue] = {}
     skipped: Counter[str] = Counter()
     for index in np.random.default_rng(seed).permutation(len(rows)):
@@ -101,14 +100,6 @@ def _as_asked(said: Conversation, regenerate: bool) -> Conversation:
     if not answers:
         raise UnsuitedError("without an assistant's turn")
     return Conversation(said.messages[: answers[-1] + 1], said.tools)
-
-
-def _recognised(config: DialogueConfig, rows: Rows) -> DialogueConfig:
-    """Name the columns of questions and answers where there is no column of turns."""
-    if config.column or config.user or {*DIALOGUES} & {*rows.column_names}:
-        return config
-    user = question_template(rows, str(config.source), f"{KEY}.user")
-    return replace(config, user=user, assistant=answer_template(rows))
 
 
 def _turns_in(
