@@ -60,10 +60,7 @@ def write_export(
         "chooses by context there": [
             "yes" if learned else "no: the best static tree" for learned in schema.learned
         ],
-        "hidden sizes of target and draft": (
-            schema.target_hidden or "not looked at",
-            schema.draft_hidden,
-        ),
+        "hidden sizes of target and draft": (schema.target_hidden, schema.draft_hidden),
         **facts,
     }
 

@@ -21,7 +21,7 @@ from nde_talf.selector.export import (
 )
 from nde_talf.selector.objective import best_static
 from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
-from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
+from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema
 
 PASSES, FARTHEST = 2, 2.0
@@ -32,8 +32,7 @@ CONTEXT = INPUT_SCALARS.index("context")
 class SelectorNetwork(nn.Module):
     """Eq. 10: one logit for each tree.
 
-    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). States of size
-    0 are left out.
+    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]).
 
     Args:
         schema: sizes of the states and layers, and dropout.
@@ -44,7 +43,7 @@ class SelectorNetwork(nn.Module):
         width, (first, second) = schema.width, schema.hidden
         states = schema.target_hidden, schema.draft_hidden, schema.draft_hidden
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in states if size
+            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in states
         )
         self.mlp = nn.Sequential(
             nn.Linear(len(self.projections) * width + len(INPUT_SCALARS), first),
@@ -63,8 +62,7 @@ class SelectorNetwork(nn.Module):
             states: [B, H] each.
             scalars: [B, ...], standardised.
         """
-        known = [h for h in states if h.shape[-1]]
-        projected = [project(h) for project, h in zip(self.projections, known, strict=True)]
+        projected = [project(h) for project, h in zip(self.projections, states, strict=True)]
         return self.mlp(torch.cat([*projected, scalars], -1))
 
 
@@ -102,15 +100,10 @@ class Selector(nn.Module):
         )
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, 11]; constants are only centred.
-
-        Without target features, scalars that need the target become 0.
-        """
+        """Fit the standardisation to training scalars [R, 11]; constants are only centred."""
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
-        if not self.schema.target_hidden:
-            self.scale[OF_TARGET] = 0
 
     def forward(
         self,

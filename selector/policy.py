@@ -96,7 +96,7 @@ class NeuralPolicy(TreePolicy):
             state.memory[self] = self._costs.passes.to(device), self._costs.seconds.to(device)
         passes, seconds = state.memory[self]
         context: Any = state.context
-        at, size = self._costs.row(context), self.selector.schema.target_hidden
+        at = self._costs.row(context)
         statistics = scalar_features(state.p_previous, *drafter.seen()).float()
         request = context, setting.temperature, setting.top_p
         known = [
@@ -104,7 +104,7 @@ class NeuralPolicy(TreePolicy):
             for x in request
         ]
         scalars = torch.cat([statistics, *known, passes[at].view(-1)])[None]
-        hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
+        hidden = state.h_previous, drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
         return self.selector(*states, scalars, seconds[at].view(1, -1)).argmax(-1)
 
@@ -118,7 +118,7 @@ class NeuralPolicy(TreePolicy):
     def _check_models(self, state: DecodingState, drafter: Drafter) -> None:
         """Raise UserError unless the models' hidden sizes are the selector's."""
         sizes, schema = (len(state.h_previous), len(drafter.root.hidden)), self.selector.schema
-        if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
+        if sizes != (schema.target_hidden, schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and"
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"

@@ -34,8 +34,6 @@ SPACING = 16  # tokens between priced contexts
 LONGEST = 1 << 14  # longest context that a decoder prices
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
-EVERY_TREE = range(len(TREES))
-
 
 def sizes(model: CausalModel) -> list[int]:
     """Return hidden size, layers and vocabulary, which identify the models of a latency table."""
@@ -225,19 +223,11 @@ class StepCosts:
     """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
 
     seconds: [G, A] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
-    `rule`: "table", or "eq11" for the NDE paper's. trees: indices of priced trees; the others cost
-    infinity.
+    `rule`: "table", or "eq11" for the NDE paper's.
     """
 
-    def __init__(
-        self,
-        table: LatencyTable,
-        verifier: str,
-        longest: int,
-        rule: str = "table",
-        trees: Sequence[int] = EVERY_TREE,
-    ):
-        self.table, self.verifier, self.rule, self.trees = table, verifier, rule, [*trees]
+    def __init__(self, table: LatencyTable, verifier: str, longest: int, rule: str = "table"):
+        self.table, self.verifier, self.rule = table, verifier, rule
         contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
         self.seconds = self._price(contexts).float()
         self.passes = table.passes(contexts).float()
@@ -245,9 +235,7 @@ class StepCosts:
     def _price(self, contexts: Tensor) -> Tensor:
         if self.rule == "eq11":
             return self.table.steps_eq11(contexts)
-        seconds = torch.full((len(contexts), len(TREES)), torch.inf, dtype=torch.float64)
-        seconds[:, self.trees] = self.table.steps(contexts, self.verifier, SHAPES[self.trees])
-        return seconds
+        return self.table.steps(contexts, self.verifier)
 
     def at(self, context: Tensor) -> Tensor:
         """Return seconds [R, A] at `context` [R], clamped to `longest`."""
@@ -261,7 +249,7 @@ class StepCosts:
 
     def mean(self, counts: Tensor) -> Tensor:
         """Return mean seconds [A] over the contexts in `context_counts`, however long."""
-        seen = counts.nonzero()[:, 0]  # 0 times an infinite price would be NaN
+        seen = counts.nonzero()[:, 0]
         return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
 
 

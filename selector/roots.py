@@ -29,8 +29,6 @@ Units: nats (entropies, divergences), probability (l1), tokens (context).
 """
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
 """Scalar inputs of the selector, in order: the root's, then seconds of one-token passes."""
-OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
-"""Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
 EVERY_TREE = torch.ones(len(TREES), dtype=torch.bool)
 PART = 8192
@@ -193,14 +191,6 @@ def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[floa
 def setting_title(setting: tuple[float, float]) -> str:
     """Write a (temperature, top-p) pair in words."""
     return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
-
-
-def draft_only(roots: Roots) -> Roots:
-    """Drop the target's hidden states: [R, 0].
-
-    A selector trained on these uses no feature of the target, see `Selector.standardise`.
-    """
-    return replace(roots, h_p_previous=torch.empty(len(roots), 0))
 
 
 def roots_from_traces(

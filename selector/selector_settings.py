@@ -40,10 +40,6 @@ class SelectorConfig:
     """Price of a step: "table", with the number of nodes and the width of levels, or "eq11",
     Eq. 11 of the NDE paper.
     """
-    features: Annotated[str, one_of(("both", "draft"))] = "both"
-    """Models whose hidden states and distributions the network sees: "both", or "draft" alone, for
-    engines that do not expose the target's, such as vLLM.
-    """
     width: Width | None = None
     """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
     hidden size, 32 to 128, which is the NDE paper's.

@@ -86,7 +86,7 @@ def _shown(part: re.Match[str], row: dict[str, Any]) -> str:
 
 
 def _turns(value: Any) -> Any:
-    """Return a list as the texts of its turns, of a conversation those of the user."""
+    """Return a list as the texts of its turns; of a conversation only what the user says."""
     if not isinstance(value, list):
         return value
     if value and isinstance(value[0], dict):

@@ -21,7 +21,7 @@ from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.network import Selector
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
+from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
 from nde_talf.selector.training import CrossFit, train_selector
 
 
@@ -38,8 +38,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     models = load_drafted(config, folders)
     table = latency_table(config, folders, models)
     splits = roots_of(folders["traces"], config.traces.verifiers)
-    if asked.features == "draft":
-        splits = draft_only(splits[0]), draft_only(splits[1])
     size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
     console.print(size)
     report = {}
