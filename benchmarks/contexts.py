@@ -35,7 +35,8 @@ from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config.schema import MEASURED, table_file
 from nde_talf.selector.objective import best_static, mean_tokens, taken
-from nde_talf.selector.prices import LatencyTable, StepCosts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import StepCosts
 
 DEPTHS, ALL = 8, "all"
 SAMPLES = 8  # super-trees at a root: one half chooses, one values

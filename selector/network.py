@@ -20,9 +20,10 @@ from nde_talf.selector.export import (
     write_export,
 )
 from nde_talf.selector.objective import best_static
-from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
+from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema
+from nde_talf.selector.step_costs import SPACING, StepCosts
 
 PASSES, FARTHEST = 2, 2.0
 """Number of prices at the end of the scalars, and their clamp in standard deviations."""

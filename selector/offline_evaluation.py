@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.actions import TREES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import PricedRoots, setting_title, throughput_gain
 
@@ -30,7 +29,7 @@ def chosen_actions(selector: Selector, roots: PricedRoots) -> Tensor:
 def evaluate_offline(
     selector: Selector, training: PricedRoots, validation: PricedRoots
 ) -> dict[str, Any]:
-    """Compute held-out figures by sampling setting and over all of them.
+    """Compute held-out gains by sampling setting and over all of them.
 
     Throughputs are 1 over the mean of the estimated seconds per token
     (`nde_talf.selector.objective.best_static` says why). `selector` is the ratio of the selector's
@@ -49,14 +48,9 @@ def evaluate_offline(
     def gain(here: Tensor) -> dict[str, list[float]]:
         return {"selector": throughput_gain(pace[here], baseline[here], roots.prompt[here])}
 
-    settings = {}
-    for index, setting in enumerate(roots.settings):
-        here = roots.setting == index
-        if here.any():
-            settings[setting_title(setting)] = {
-                "roots": int(here.sum()),
-                "learned": selector.schema.learned[selector.schema.settings.index(setting)],
-                "static": [*TREES[int(static[index])]],
-                **gain(here),
-            }
+    settings = {
+        setting_title(setting): gain(roots.setting == index)
+        for index, setting in enumerate(roots.settings)
+        if (roots.setting == index).any()
+    }
     return {"settings": settings, "all": gain(torch.ones(len(roots), dtype=torch.bool))}

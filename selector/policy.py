@@ -19,7 +19,8 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.network import Selector
-from nde_talf.selector.prices import LONGEST, LatencyTable, StepCosts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import LONGEST, StepCosts
 
 
 class NeuralPolicy(TreePolicy):

@@ -1,4 +1,4 @@
-"""Prices of draft trees: seconds of a step's parts, and of whole steps by tree.
+"""The latency table: seconds of a step's parts, and of whole steps by tree.
 
 Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at
 a longer context, so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
@@ -9,7 +9,7 @@ before it, so the draft's weights are not in the caches.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -30,8 +30,6 @@ NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 AGREE = 0.1
 """Largest trusted difference of prices between two repeats of a measurement, relative."""
-SPACING = 16  # tokens between priced contexts
-LONGEST = 1 << 14  # longest context that a decoder prices
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 
@@ -46,7 +44,6 @@ def _rising(axis: list[int]) -> list[int]:
     return axis
 
 
-Context = TypeVar("Context", Tensor, int)
 Knots = Annotated[
     list[Annotated[int, Field(ge=1, le=1 << 30)]], AfterValidator(_rising), Field(min_length=1)
 ]
@@ -217,50 +214,6 @@ class LatencyTable:
 
 
 FORMAT = Format("latency table", "measure it again (stage=latency force=true)", LatencyTable)
-
-
-class StepCosts:
-    """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
-
-    seconds: [G, A] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
-    `rule`: "table", or "eq11" for the NDE paper's.
-    """
-
-    def __init__(self, table: LatencyTable, verifier: str, longest: int, rule: str = "table"):
-        self.table, self.verifier, self.rule = table, verifier, rule
-        contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
-        self.seconds = self._price(contexts).float()
-        self.passes = table.passes(contexts).float()
-
-    def _price(self, contexts: Tensor) -> Tensor:
-        if self.rule == "eq11":
-            return self.table.steps_eq11(contexts)
-        return self.table.steps(contexts, self.verifier)
-
-    def at(self, context: Tensor) -> Tensor:
-        """Return seconds [R, A] at `context` [R], clamped to `longest`."""
-        return self.seconds[self.row(context)]
-
-    def row(self, context: Context) -> Context:
-        """Return the index of the nearest context of the grid."""
-        nearest = (context + SPACING // 2) // SPACING
-        last = len(self.seconds) - 1
-        return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
-
-    def mean(self, counts: Tensor) -> Tensor:
-        """Return mean seconds [A] over the contexts in `context_counts`, however long."""
-        seen = counts.nonzero()[:, 0]
-        return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
-
-
-def grid_context(row: Tensor) -> Tensor:
-    """Return the context at which row number `row` of `StepCosts` is priced."""
-    return (SPACING * row).clamp(min=1)
-
-
-def context_counts(context: Tensor) -> Tensor:
-    """Count the contexts [R] nearest to each row of the grid: [G]."""
-    return ((context + SPACING // 2) // SPACING).bincount()
 
 
 def level_widths(shape: Sequence[int], branches: Sequence[Sequence[float]]) -> list[float]:

@@ -20,7 +20,8 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.objective import taken
-from nde_talf.selector.prices import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import StepCosts, context_counts
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 """Scalars of a root, in order, without the machine's prices.

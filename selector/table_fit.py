@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import isotonic_regression, lsq_linear
+from scipy.stats import trim_mean
 
 from nde_talf.decoding.actions import L2_MAX, Action
 from nde_talf.selector.prices import NODES, WIDTHS, LatencyTable, level_widths, rows_run
@@ -28,6 +29,8 @@ PROBES = tuple(
     )
 )
 """Trees to measure."""
+CUT = 0.1
+"""Fraction of the smallest, and of the largest, times that no mean counts."""
 
 
 class Probed(NamedTuple):
@@ -70,7 +73,7 @@ def fit_table(
     rows = []  # by context
     for index in range(len(contexts)):
         at = [[step.seconds for step in each if step.context == index] for each in probed]
-        draft, target, _ = np.array([*map(_middle, at)]).T  # by phase [probes]
+        draft, target, _ = trim_mean(at, CUT, axis=1).T  # by phase [probes]
         rows.append((*_draft_passes(draft, branches), _at(run, target, knots)))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
@@ -90,7 +93,7 @@ def _rest(
 ) -> np.ndarray:
     """Return seconds of all else in a step under a verifier, by number of nodes."""
     points = [
-        (size, _middle(took))
+        (size, trim_mean(took, CUT))
         for size, of_probe in zip(nodes, probed, strict=True)
         if (took := [step.seconds[2] for step in of_probe if step.verifier == verifier])
     ]
@@ -150,9 +153,3 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
     """
     levels = level_widths(action, branches)[:-1]
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
-
-
-def _middle(values: Sequence) -> np.ndarray:
-    """Return the mean along the first axis without the smallest and the largest tenth."""
-    cut = len(values) // 10
-    return np.sort(values, 0)[cut : len(values) - cut].mean(0)

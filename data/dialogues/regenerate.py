@@ -10,8 +10,9 @@ from dataclasses import replace
 from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message, UnsuitedError
+from nde_talf.data.dialogues.read import Dialogue
 from nde_talf.data.engines.transformers import Engine
+from nde_talf.data.text.conversation import ASSISTANT, SYSTEM, Message, UnsuitedError
 from nde_talf.decoding.sampling.rng import SamplingSetting
 
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.text.conversation import (
     SYSTEM,
     USER,
-    Conversation,
     Message,
     UnsuitedError,
     and_skipped,
@@ -112,7 +111,7 @@ def _draw(
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        bare = [m | {"content": template.bare(m["content"])} for m in asked.messages]
+        bare = [m | {"content": template.bare(m["content"])} for m in asked]
         prompt = make_prompt(prompt_set.kind or name, text, bool(chat), question_keys(bare)[-1])
         if not text:
             skipped[longer] += too_long
@@ -134,7 +133,7 @@ def _draw(
 
 
 def _text_of(
-    asked: Conversation,
+    messages: list[Message],
     plain: str,
     prompt_set: PromptSet,
     tokenizer: PreTrainedTokenizerBase,
@@ -144,7 +143,6 @@ def _text_of(
 
     A prompt that is too long is cut, or is "". plain: the text of a prompt without a chat template.
     """
-    messages = asked.messages
     if prompt_set.cut:
         plain = _first_tokens(plain.strip(), prompt_set.cut, tokenizer)
         messages = [{"role": USER, "content": plain}]
@@ -156,7 +154,7 @@ def _text_of(
     def shown(messages: list[Message]) -> tuple[str, int]:
         text = messages[-1]["content"]
         if chat:
-            text = chat.render(messages, asked.tools, add_generation_prompt=True)
+            text = chat.render(messages, add_generation_prompt=True)
         return text, len(ids_of(text, tokenizer)) - prompt_set.max_tokens
 
     text, excess = shown(messages)

@@ -105,7 +105,7 @@ class PromptSet:
     kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool | None = False
-    """Put the prompt into the tokenizer's chat template, with system turn and tools of the row.
+    """Put the prompt into the tokenizer's chat template, with the row's system turn.
     null: if it has one.
     """
     cut: Count | None = None

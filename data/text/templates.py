@@ -115,9 +115,9 @@ class ChatTemplate:
             return ""
         return "does not show a question and its answer, so that none could be used"
 
-    def render(self, messages: Sequence[Message], tools: list[Any] | None = None, **how) -> str:
+    def render(self, messages: Sequence[Message], **how) -> str:
         """Render a conversation. Raises UnsuitedError where the template refuses it."""
-        how = {"tools": tools, "tokenize": False} | self._how | how
+        how = {"tokenize": False} | self._how | how
         try:
             return str(self._tokenizer.apply_chat_template(self._given(messages), **how))
         except Exception as error:  # a template is a program

@@ -86,8 +86,6 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
 
 
 THINKING = "{{ '<think>' ~ turn.reasoning_content ~ '</think>' if turn.reasoning_content }}"
-CALLING = "{% for call in turn.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}"
-CALL = {"type": "function", "function": {"name": "clock"}}
 
 
 @pytest.mark.parametrize(
@@ -95,20 +93,14 @@ CALL = {"type": "function", "function": {"name": "clock"}}
     [
         (THINKING, {"reasoning_content": "Two."}, "<think>Two.</think>4<|im_end|>"),
         ("", {"reasoning_content": "Two."}, "4<|im_end|>"),
-        ("", {"tool_calls": [CALL]}, "4"),
-        ("CALL", {"tool_calls": [CALL]}, '4<call>{"name": "clock"}<|im_end|>'),
-        ("CALL", {"tool_calls": [CALL], "content": ""}, '<call>{"name": "clock"}<|im_end|>'),
     ],
 )
-def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, turn, taught):
-    tokenizer = family_tokenizer("qwen2", ["a few words", '<think>Two.</think><call>{"name":'])
-    before, after = (answer, "") if answer != "CALL" else ("", CALLING)
-    encoder = ChatEncoder(
-        tokenizer, showing(before + "{{ turn.content }}" + after + "<|im_end|>\n")
-    )
+def test_thoughts_are_learnt_where_the_template_shows_them(answer, turn, taught):
+    tokenizer = family_tokenizer("qwen2", ["a few words", "<think>Two.</think>"])
+    encoder = ChatEncoder(tokenizer, showing(answer + "{{ turn.content }}<|im_end|>\n"))
     asked = {"role": "user", "content": "2 + 2?"}
     row = in_order([asked, {"role": "assistant", "content": "4", **turn}])
-    (document,) = encoder.documents(Dialogue("one", row, tools=[{"name": "clock"}]))
+    (document,) = encoder.documents(Dialogue("one", row))
     assert counted(encoder, document)[0][1] == taught
 
 

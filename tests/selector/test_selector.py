@@ -21,8 +21,8 @@ from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.sampling.rng import warp
 from nde_talf.selector.offline_evaluation import evaluate_offline
-from nde_talf.selector.prices import StepCosts
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
+from nde_talf.selector.step_costs import StepCosts
 from nde_talf.selector.training import _Training, fit_selector, prompt_folds, train_selector
 from tests.decoding.pairs import tiny_pair
 from tests.refusal import refusal
