@@ -27,7 +27,7 @@ from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling.rng import SamplingSetting
-from nde_talf.integrations.vllm import KEY, Options, for_vllm
+from nde_talf.integrations.vllm import KEY, for_vllm
 
 AT_ONCE, DRAFTED, ROOM, ROUNDS = (1, 4, 16), 4, 9, 3
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
@@ -123,11 +123,11 @@ def served(
 def proposals(llm: Any, asked: dict) -> Any:
     """Return what our proposer drafts under the arguments `asked`, in an engine that has one."""
     (proposer,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
-    options, most = proposer.options, proposer.max_tokens
-    proposer.options = Options.read(asked["additional_config"][KEY])
+    draft, most = proposer.draft, proposer.max_tokens
+    proposer.draft = asked["additional_config"][KEY]
     proposer.max_tokens = asked["speculative_config"]["num_speculative_tokens"]
     proposer.load_model(None)
-    proposer.options, proposer.max_tokens = options, most
+    proposer.draft, proposer.max_tokens = draft, most
     return proposer.proposals
 
 

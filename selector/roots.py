@@ -103,15 +103,10 @@ class PricedRoots:
     def __len__(self) -> int:
         return len(self.roots)
 
-    @property
-    def samples(self) -> Tensor:
-        """Labels by super-tree [R, s, A]."""
-        return self.roots.samples[self.verifier]
-
     @cached_property
     def efficiency(self) -> Tensor:
         """Labels [R, A], means over the super-trees."""
-        return self.samples.mean(1)
+        return self.roots.samples[self.verifier].mean(1)
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
         """Return INPUT_SCALARS [B, 11] of the roots `index`."""

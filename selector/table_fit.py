@@ -136,14 +136,12 @@ def rising(values: np.ndarray) -> np.ndarray:
 
 
 def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
-    """Interpolate seconds at `knots` from an isotonic fit to the points.
+    """Interpolate seconds at `knots` from an isotonic fit to the points, flat beyond the last.
 
-    Beyond the largest point they follow the fit's overall slope.
+    No tree has more nodes on average than the largest that was timed.
     """
     order = np.argsort(nodes, kind="stable")
-    x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
-    slope = (y[-1] - y[0]) / max(1.0, x[-1] - x[0])
-    return np.interp(knots, x, y) + slope * np.maximum(0, np.array(knots) - x[-1])
+    return np.interp(knots, np.array(nodes)[order], rising(np.array(seconds)[order]))
 
 
 def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:

@@ -22,9 +22,10 @@ from nde_talf.data.text.conversation import (
     in_order,
     with_system,
 )
-from nde_talf.data.text.corpus import load_table, short_hash
+from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
+from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 
 

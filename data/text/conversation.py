@@ -3,7 +3,6 @@
 Depends on no tokenizer, chat template or model.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from nde_talf.data.text.row_template import RowTemplate, text_of
+from nde_talf.decoding.common.checksums import short_hash
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = (
@@ -97,7 +97,7 @@ def question_keys(messages: Sequence[Message]) -> list[str]:
     """Hash what a user asks, turn by turn: each question, and the first two, three ... together."""
     asked = [" ".join(m["content"].split()) for m in messages if m["role"] == USER]
     several = [asked[:end] for end in range(2, len(asked) + 1)]
-    return [_digest(each) for each in ([[one] for one in asked] + several)]
+    return [short_hash(json.dumps(each)) for each in ([[one] for one in asked] + several)]
 
 
 def and_skipped(reasons: Counter[str]) -> str:
@@ -107,10 +107,6 @@ def and_skipped(reasons: Counter[str]) -> str:
     '; skipped 2 that are blank'
     """
     return "".join(f"; skipped {count} {reason}" for reason, count in reasons.most_common())
-
-
-def _digest(texts: list[str]) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
 
 
 def _role(turn: Any) -> str:

@@ -12,7 +12,6 @@ what has run.
 """
 
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,52 +22,34 @@ from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.common.settings import (
-    Text,
-    settings,
-    validated,
-)
 from nde_talf.decoding.drafters.ngram import NgramDrafter
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.integrations.batch_drafting import Proposals
 from nde_talf.integrations.transformers import NGRAM, drafter_of, is_head
 
 KEY = "nde_talf"
-"""Under which vLLM's `additional_config` holds our options."""
+"""Under which vLLM's `additional_config` holds `draft`."""
 SUPPORTED = SpecifierSet("==0.32.*", prereleases=True)
 """vLLM's versions in which the proposer has run: its interface may change with each."""
 
 
-@settings("for_vllm")
-class Options:
-    """Arguments of `for_vllm`, which explains them: they say how the proposer drafts."""
-
-    draft: Text = ""
-
-    def __post_init__(self) -> None:
-        if not self.draft:
-            raise UserError("for_vllm(draft=): name the folder of a draft model, or 'ngram'.")
-        if self.draft != NGRAM and not Path(self.draft).exists():
-            raise UserError(
-                f"for_vllm(draft={self.draft!r}): there is no such folder or file, seen from"
-                f" {Path.cwd()}."
-            )
-        if self.draft != NGRAM and is_head(Path(self.draft)):
-            raise UserError(
-                f"for_vllm(draft={self.draft!r}): it is a draft head, which needs the target's"
-                " hidden states, and vLLM gives a proposer none. Serve it by vLLM's own method:"
-                " nde_talf.data.engines.vllm_speculation.head_method(folder, tokens)."
-            )
-
-    @classmethod
-    def read(cls, given: Any) -> "Options":
-        """The options that a vLLM configuration holds. Raises UserError for an unknown key."""
-        try:
-            return validated(given, cls)
-        except UserError as error:
-            raise UserError(
-                f"additional_config[{KEY!r}]: {error} Make it with nde_talf.for_vllm."
-            ) from error
+def checked_draft(draft: Any) -> str:
+    """Return `draft`. Raises UserError unless it is "ngram" or the folder of a draft model."""
+    named = f"for_vllm(draft={draft!r})"
+    if not draft or not isinstance(draft, str):
+        raise UserError(
+            f"{named}, which is additional_config[{KEY!r}]: name the folder of a draft model, or"
+            " 'ngram'."
+        )
+    if draft != NGRAM and not Path(draft).exists():
+        raise UserError(f"{named}: there is no such folder or file, seen from {Path.cwd()}.")
+    if draft != NGRAM and is_head(Path(draft)):
+        raise UserError(
+            f"{named}: it is a draft head, which needs the target's hidden states, and vLLM gives a"
+            " proposer none. Serve it by vLLM's own method:"
+            " nde_talf.data.engines.vllm_speculation.head_method(folder, tokens)."
+        )
+    return draft
 
 
 @checked
@@ -85,13 +66,13 @@ def for_vllm(draft: str | Path, tokens: Positive = 8) -> dict[str, Any]:
     Raises:
         UserError: the draft cannot be used.
     """
-    own = Options(str(draft))
+    own = checked_draft(str(draft))
     method = {
         "method": "custom_class",
         "model": f"{Proposer.__module__}.{Proposer.__qualname__}",
         "num_speculative_tokens": tokens,
     }
-    return {"speculative_config": method, "additional_config": {KEY: asdict(own)}}
+    return {"speculative_config": method, "additional_config": {KEY: own}}
 
 
 class Proposer:
@@ -105,7 +86,7 @@ class Proposer:
     def __init__(self, vllm_config: Any):
         check_version(import_vllm().__version__)
         self.config = vllm_config
-        self.options = Options.read((vllm_config.additional_config or {}).get(KEY, {}))
+        self.draft = checked_draft((vllm_config.additional_config or {}).get(KEY))
         self.max_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self.proposals: Proposals | None = None
         processes = vllm_config.parallel_config.world_size
@@ -125,15 +106,15 @@ class Proposer:
 
     def load_model(self, target: Any) -> None:
         """VLLM calls this once, with its own target, which is not looked at."""
-        model, options, most = self.config.model_config, self.options, self.max_tokens
+        model, most = self.config.model_config, self.max_tokens
         rows = model.get_vocab_size()
-        if options.draft == NGRAM:
+        if self.draft == NGRAM:
             self.proposals = Proposals(NgramDrafter(rows), most)
             return
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
-        draft = CausalModel.load(options.draft, device, dtype, "for_vllm: draft")
-        name = f"for_vllm(draft=) {options.draft}"
+        draft = CausalModel.load(self.draft, device, dtype, "for_vllm: draft")
+        name = f"for_vllm(draft=) {self.draft}"
         drafter = drafter_of(draft, name, model.tokenizer or model.model, rows)
         self.proposals = Proposals(drafter, most)
 

@@ -25,10 +25,11 @@ from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documen
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
-from nde_talf.data.text.corpus import short_hash, split_documents
+from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
 from nde_talf.data.text.settings import SELF
 from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.own_files import framed, shortened, show
