@@ -8,7 +8,7 @@ from pydantic import Field
 from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
-from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
+from nde_talf.decoding.names import DTYPES, LABELLED
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 GREEDY = "t0"
@@ -24,7 +24,7 @@ SETTINGS: dict[str, SamplingSetting] = {
 advises, and greedy.
 """
 Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
-Rules = Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct]
+Rules = Annotated[list[Annotated[str, one_of(LABELLED)]], Distinct]
 DRAFTERS = ("lm", "head", "nobody")
 LABELS = ("trees", "text")
 OF_TEXT = ("specinfer", "traversal")

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from nde_talf.decoding.models.cache import KVCache
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.decoding.names import ON_PATHS
 from nde_talf.decoding.rules.labels.branching import Bundle
-from nde_talf.decoding.rules.labels.pooling import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.decoding.rules.labels.pooling import branch_gains, pooled, trunk_reach
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
@@ -225,7 +224,6 @@ def labels(
     """
     device, l1, paths = trees.tokens.device, layout.l1, layout.paths.to(trees.tokens.device)
     ends = torch.tensor(sorted(target.ends), dtype=torch.long, device=device)
-    rules = dict.fromkeys(ON_PATHS.get(name, name) for name in verifiers)
 
     def together(tokens: Tensor, h_p: Tensor, h_q: Tensor) -> dict[str, Tensor]:
         count = len(tokens)
@@ -246,15 +244,11 @@ def labels(
         trunks = Bundle(p, q, trunk, steps)
         branches = Bundle(*laws, tokens[:, paths].flatten(0, 1), nodes)
         estimates = {}
-        for rule in rules:
+        for rule in verifiers:
             reach, alone = trunk_reach(trunks, count, rule)
             gains = branch_gains(branches, reach.flatten(), rule)
             estimates[rule] = pooled(reach, alone, gains, layout).float()
-        return estimates | {
-            name: of_first_path(estimates[rule])
-            for name, rule in ON_PATHS.items()
-            if rule in estimates
-        }
+        return estimates
 
     chunks = zip(*(part.split(max(1, chunk // layout.inner)) for part in trees), strict=True)
     parts = [together(*some) for some in chunks]

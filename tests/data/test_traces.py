@@ -1,4 +1,4 @@
-"""Traces of a trajectory: their features, and labels of rules that verify one path."""
+"""Traces of a trajectory: their features, and labels below an end of the text."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS, TracesConfig
 from nde_talf.data.traces.trace import trace_trajectories
-from nde_talf.decoding.actions import TREE_INDEX, Action, canonical
+from nde_talf.decoding.actions import TREE_INDEX, Action
 from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.sampling.rng import warp
 from tests.decoding.pairs import tiny_pair
@@ -55,12 +55,3 @@ def test_nothing_is_accepted_below_a_drafted_end():
 
 def test_texts_that_end_at_once_give_no_rows(pair):
     assert trace(pair, "t1.0", [ENDED]) == {}
-
-
-def test_rules_of_one_path_have_the_labels_of_that_path(pair):
-    traced = trace(pair, "t0.6", verifiers=["bv", "traversal", "naive"])
-    alone = trace(pair, "t0.6", verifiers=["naivetree"])
-    path = TREE_INDEX[Action(1, 0, 4)]
-    for name, rule in (("bv", traced["traversal"]), ("naive", alone["naivetree"])):
-        for tree in (Action(1, 0, 4), Action(3, 1, 3), Action(4, 4, 0)):
-            assert torch.equal(traced[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
