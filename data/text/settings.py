@@ -10,13 +10,11 @@ from pydantic import Field
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
-    Amount,
     Count,
     Fraction,
     LongText,
     Part,
     Place,
-    Share,
     Text,
     Tokens,
     settings,
@@ -31,6 +29,8 @@ ANSWERS = "answers"
 """The `source` of text that the target writes after the prompts."""
 SELF = "self"
 """The `source` of text that the target writes without any data."""
+SELF_MADE = SamplingSetting(1.0, 0.9)
+"""Sampling setting of users' turns that a target writes, and of a base model's texts."""
 BUILT_IN = {
     STANDARD_LIBRARY: "Python code",
     "pydoc": "Python's manual",
@@ -128,15 +128,6 @@ class SelfMadeConfig:
     """Dialogues that a chat model makes, or texts that a base model writes, to learn from."""
     tokens: Tokens | None = None
     """Tokens of a user's turn or a text, at most; null: 128 of a turn, model.length of a text."""
-    temperature: Amount = 1.0
-    """Temperature of users' turns, and of a base model's texts."""
-    top_p: Share = 0.9
-    """Top-p of users' turns, and of a base model's texts."""
-
-    @property
-    def setting(self) -> SamplingSetting:
-        """Sampling setting of users' turns, and of a base model's texts."""
-        return SamplingSetting(self.temperature, self.top_p)
 
 
 @settings("data")

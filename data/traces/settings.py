@@ -15,13 +15,11 @@ GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
-    **{f"k{k}": SamplingSetting(1.0, top_k=int(k)) for k in ("20", "50")},
-    **{f"m{m}": SamplingSetting(1.0, min_p=float(m)) for m in ("0.05", "0.1")},
     "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3
-advises, and greedy.
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), what Qwen 3 advises, and
+greedy. Each has its own temperature and top-p, by which a selector tells them apart.
 """
 Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
 Rules = Annotated[list[Annotated[str, one_of(LABELLED)]], Distinct]
@@ -37,7 +35,7 @@ class TracesConfig:
 
     settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
-    p0.99 (top-p), k20 k50 (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20.
+    p0.99 (top-p), t0.6p0.95k20.
     """
     train_prompts: Count = 28
     """Number of prompts whose roots the selector learns from."""
@@ -83,14 +81,6 @@ class TracesConfig:
                 f"traces.new_tokens={self.new_tokens} with traces.labels=text: a label needs"
                 f" {depth} tokens of the text after its root. Give more than {depth}."
             )
-        seen: dict[tuple[float, float], str] = {}
-        for name in self.settings:
-            key = SETTINGS[name].temperature, SETTINGS[name].top_p
-            if (other := seen.setdefault(key, name)) != name:
-                raise UserError(
-                    f"traces.settings: {other} and {name} have the same temperature and top-p, by"
-                    " which a selector tells settings apart. Trace one of them in a run."
-                )
         if self.validation_samples == 1:
             raise UserError(
                 "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"

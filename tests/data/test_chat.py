@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, in_order
+from nde_talf.data.text.conversation import UnsuitedError
 from nde_talf.data.text.templates import ChatTemplate
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 from tests.refusal import refusal
@@ -109,15 +110,16 @@ def test_a_template_is_tried_before_it_is_trusted(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     says = "{{ m.role }} {{ m.content }}<|im_end|>"
-    odd = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    odd = "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     said = [{"role": who, "content": f"by {who}"} for who in ("system", "user", "assistant")]
     whole = "".join(f"{m['role']} {m['content']}<|im_end|>" for m in said)
-    for template, shown in (
-        (says, whole),
-        (odd + says, whole.partition("<|im_end|>")[2]),
-    ):
-        chat = ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
-        assert chat.render(said) == shown
+    chats = [
+        ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
+        for template in (says, odd + says)
+    ]
+    assert chats[0].render(said) == whole
+    with pytest.raises(UnsuitedError, match="that the template refuses"):
+        chats[1].render(said)
     for template in (
         "{{ m.role }}",
         "{{ m.content[:5] }}",
