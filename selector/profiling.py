@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,16 +47,6 @@ ROOM = 96
 Clock = Callable[[], float]
 
 
-class Conditions(NamedTuple):
-    """Conditions under which measured steps are decoded.
-
-    settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
-    """
-
-    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
-    static: bool = False
-
-
 @torch.inference_mode()
 def measure_latency(
     target: CausalModel,
@@ -65,7 +55,8 @@ def measure_latency(
     contexts: Sequence[int],
     verifiers: Sequence[str],
     repeats: int = 9,
-    conditions: Conditions = Conditions(),
+    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),),
+    static: bool = False,
 ) -> LatencyTable:
     """Measure the latency table of a pair on this machine.
 
@@ -79,7 +70,8 @@ def measure_latency(
         contexts: committed tokens at which steps are timed; cut to the models' contexts.
         verifiers: rules to time.
         repeats: rounds in a batch.
-        conditions: settings and shapes.
+        settings: sampling settings, which the rounds take in turn.
+        static: passes have fixed shapes.
     """
     longest = min(target.max_context, draft.max_context)
     if longest <= ROOM:
@@ -87,7 +79,7 @@ def measure_latency(
             f"profiling needs a context of {ROOM + 1} tokens, and these models hold {longest}."
         )
     contexts = sorted({min(context, longest - ROOM) for context in contexts})
-    bench = _Bench(target, draft, text, contexts, verifiers, conditions)
+    bench = _Bench(target, draft, text, contexts, verifiers, settings, static)
     list(bench.round(0))  # warm-up
     table = _agreed(bench, repeats)
     plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
@@ -180,17 +172,17 @@ class _Bench:
         text: Sequence[int],
         contexts: list[int],
         verifiers: Sequence[str],
-        conditions: Conditions,
+        settings: Sequence[SamplingSetting],
+        static: bool,
     ):
-        settings, fixed = conditions
-        static = StaticShapes(max(contexts) + ROOM) if fixed else None
+        shapes = StaticShapes(max(contexts) + ROOM) if static else None
         self.clock: Clock = time.perf_counter
         if not asynchronous(target.device) and torch.get_num_threads() == 1:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
-        self.probe, drafter = _Probe(), drafter_of(draft, static)
-        timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
+        self.probe, drafter = _Probe(), drafter_of(draft, shapes)
+        timing: dict[str, Any] = {"static": shapes, "timed": True, "clock": self.clock}
         self.drafting = SpeculativeDecoder(target, drafter, self.probe, "nss", **timing)
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)

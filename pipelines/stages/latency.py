@@ -18,7 +18,7 @@ from nde_talf.pipelines.runs.run_models import load_drafted, needs, timed_on
 from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.prices import AGREE, LatencyTable
-from nde_talf.selector.profiling import Conditions, measure_latency
+from nde_talf.selector.profiling import measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         where = sorted({*contexts})
         console.print(f"timing steps of the loop at contexts of {where} tokens ...", style="dim")
         settings = [SETTINGS[name] for name in traces.settings]
-        conditions = Conditions(settings, config.model.static_shapes)
-        repeats = config.latency.repeats
-        table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
+        repeats, static = config.latency.repeats, config.model.static_shapes
+        measured = *models, text, contexts, traces.verifiers
+        table = measure_latency(*measured, repeats, settings, static)
         if not config.latency.accepts_noise(not config.model.target):
             table.check_quiet(place)
         elif table.disagreement > AGREE:
