@@ -179,12 +179,6 @@ class DataConfig:
                 f" ({', '.join(self.mix)}). For this text alone add data=text; to have it in the"
                 f" mixture, set +data.mix.mine.source={self.source}."
             )
-        if self.mix and not any(corpus.draft_fraction for corpus in self.mix.values()):
-            raise UserError(
-                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that"
-                " the draft has nothing to learn from. Raise data.mix.NAME.draft_fraction for at"
-                " least one of them."
-            )
 
     @property
     def test_prompts(self) -> int:
