@@ -35,7 +35,8 @@ from nde_talf.decoding.sampling.rng import warp
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.pipelines.config.schema import MEASURED, table_file
 from nde_talf.selector.objective import best_static, mean_tokens, taken
-from nde_talf.selector.prices import LatencyTable, StepCosts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import StepCosts
 
 DEPTHS, ALL = 8, "all"
 SAMPLES = 8  # super-trees at a root: one half chooses, one values
@@ -77,8 +78,7 @@ def drawn(target: CausalModel, draft: CausalModel, prompts: list[Prompt]) -> dic
         for number, prompt in enumerate(prompts):
             drawing = setting, setting, layout, SAMPLES, number
             for trees in trajectory_trees(target, draft, [prompt.tokens], *drawing):
-                settings = [(setting, setting)]
-                (label,) = labels(trees, target, draft, settings, RULES, layout, chunk)
+                label = labels(trees, target, draft, setting, RULES, layout, chunk)
                 p = warp(target.logits(trees.h_p[:, :DEPTHS]), setting)
                 q = warp(draft.logits(trees.h_q[:, :DEPTHS]), setting)
                 figures = torch.special.entr(p).sum(-1), torch.minimum(p, q).sum(-1)

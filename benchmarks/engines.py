@@ -2,10 +2,10 @@
 
 `python -m benchmarks.engines [--run checkpoints/small]`, after `nde run` or with the shipped pair,
 where vLLM is. Compared are vLLM without speculation, with the run's exported head, with its own
-draft_model and ngram, and, given a `--selector` of draft features (docs/serving.md), with our
-proposer. An engine is a process, one at a time, and engines take turns, round by round; the A/A
-control is plain vLLM in two of them. All methods of our proposer share one engine. So many requests
-are always under way: the next is sent when one has ended.
+draft_model and ngram, and with our proposer. An engine is a process, one at a time, and engines
+take turns, round by round; the A/A control is plain vLLM in two of them. All methods of our
+proposer share one engine. So many requests are always under way: the next is sent when one has
+ended.
 """
 
 import argparse
@@ -27,15 +27,14 @@ from nde_talf.data.engines.vllm_speculation import draft_method, head_method
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import interval, samples, shown
 from nde_talf.decoding.sampling.rng import SamplingSetting
-from nde_talf.integrations.vllm import KEY, Options, for_vllm
-from nde_talf.selector.network import Selector
+from nde_talf.integrations.vllm import KEY, for_vllm
 
 AT_ONCE, DRAFTED, ROOM, ROUNDS = (1, 4, 16), 4, 9, 3
 PLAIN, OURS = "vLLM, no speculation", "our proposer"
 CONTROL = f"{PLAIN} (A/A control)"
 
 
-def engines(run: Path, selector: Path | None, overhead_ms: float) -> dict[str, dict[str, dict]]:
+def engines(run: Path) -> dict[str, dict[str, dict]]:
     """By engine, and by method that it runs, the arguments of `vllm.LLM`.
 
     The engine opens with the last ones.
@@ -50,13 +49,10 @@ def engines(run: Path, selector: Path | None, overhead_ms: float) -> dict[str, d
     }
     found: dict[str, dict[str, dict]] = {PLAIN: {PLAIN: {}}, CONTROL: {CONTROL: {}}}
     found |= {name: {name: {"speculative_config": method}} for name, method in methods.items()}
-    if selector:
-        own = {f"{OURS}, fixed {DRAFTED}": for_vllm(draft, tokens=DRAFTED)}
-        own[f"{OURS}, n-grams up to {DRAFTED}"] = for_vllm("ngram", tokens=DRAFTED)
-        own[f"{OURS}, selector, step overhead {overhead_ms:.1f} ms"] = for_vllm(
-            draft, selector, 8, overhead_ms=overhead_ms
-        )
-        found[OURS] = own | {f"{OURS}, selector": for_vllm(draft, selector, 8)}
+    found[OURS] = {
+        f"{OURS}, n-grams up to {DRAFTED}": for_vllm("ngram", tokens=DRAFTED),
+        f"{OURS}, fixed {DRAFTED}": for_vllm(draft, tokens=DRAFTED),
+    }
     return found
 
 
@@ -86,7 +82,7 @@ def work(file: Path) -> None:
         counted = [b - a for a, b in zip(before, counts(llm), strict=True)]
         return {"texts": texts, "seconds": seconds, "counts": counted}
 
-    for name in methods:  # what is compiled late, and the prices of a selector
+    for name in methods:  # what is compiled late
         for at_once in AT_ONCE:
             timed(name, at_once, prompts[:at_once])
     order = np.random.default_rng(given["turn"])
@@ -127,11 +123,11 @@ def served(
 def proposals(llm: Any, asked: dict) -> Any:
     """Return what our proposer drafts under the arguments `asked`, in an engine that has one."""
     (proposer,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
-    options, most = proposer.options, proposer.max_tokens
-    proposer.options = Options.read(asked["additional_config"][KEY])
+    draft, most = proposer.draft, proposer.max_tokens
+    proposer.draft = asked["additional_config"][KEY]
     proposer.max_tokens = asked["speculative_config"]["num_speculative_tokens"]
     proposer.load_model(None)
-    proposer.options, proposer.max_tokens = options, most
+    proposer.draft, proposer.max_tokens = draft, most
     return proposer.proposals
 
 
@@ -165,33 +161,25 @@ def run_engine(given: dict) -> dict[str, dict]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/small"))
-    parser.add_argument("--selector", type=Path, help="of draft features, for our proposer")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         return work(options.work)
-    pair, selector = Pair(options.run / "pair"), options.selector
+    pair = Pair(options.run / "pair")
     given = {"target": pair.where("target"), "new_tokens": options.new_tokens}
     found = pair.prompts("test", options.prompts, "--prompts")
     given["prompts"] = [prompt.tokens for prompt in found]
-    table = Selector.from_pretrained(selector).table if selector else None
-    overhead, rounds, notes = 0.0, list[dict[str, dict]](), list[str]()
+    rounds = list[dict[str, dict]]()
     for turn in range(ROUNDS):
         rounds.append({})
-        for engine in engines(options.run, selector, 0.0):
-            methods = engines(options.run, selector, overhead)[engine]
+        for methods in engines(options.run).values():
             rounds[-1] |= run_engine({**given, "methods": methods, "turn": turn})
-            if engine == PLAIN and not turn and table is not None:
-                plain = rounds[0][f"{PLAIN}|1"]
-                step = np.sum(plain["seconds"], 0)[0] / sum(map(len, plain["texts"]))
-                overhead = max(0.0, 1000 * (step - table.target[0][0]))
-                notes.append(f"A step of plain vLLM takes {overhead:.1f} ms beside the pass.")
     columns = ["method", "at once", "tokens a step", "drafted a step", "tokens/s"]
     columns += ["speedup", "speedup, CPU time", "same text"]
     rows, controls = rows_of(rounds)
-    report("engines", columns, rows, [*controls, *notes])
+    report("engines", columns, rows, controls)
 
 
 def rows_of(rounds: list[dict[str, dict]]) -> tuple[list[list], list[str]]:

@@ -241,7 +241,7 @@ def traces(options: argparse.Namespace, size: Size) -> None:
 
     def trace(some: slice) -> int:
         columns = trace_trajectories(
-            target, draft, prompts[some], texts[some], [SETTING], config, MicroBatch(256), 0
+            target, draft, prompts[some], texts[some], SETTING, config, MicroBatch(256), 0
         )
         return len(columns["prompt_id"])
 

@@ -52,7 +52,7 @@ from nde_talf.evaluation.table import by_kind, by_setting, ended
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.profiling import Conditions, measure_latency
+from nde_talf.selector.profiling import measure_latency
 
 FILES = {
     "MT-bench": "mt_bench_question.jsonl",
@@ -176,8 +176,8 @@ class Table:
         """Tell what drafted levels and passes over trees take, measured once."""
         file, setting = self.file("prices", bench.setting.temperature), bench.setting
         if not file.exists():
-            text, alone = [*chain(*self.tuning)], Conditions([setting], batches=False)
-            asked = self.target, self.head, text, [PRICED], [bench.main], 3, alone
+            text = [*chain(*self.tuning)]
+            asked = self.target, self.head, text, [PRICED], [bench.main], 3, [setting]
             measure_latency(*asked).save(file)
         table = LatencyTable.load(file)
         (plain,), (level, *_), (start,) = table.autoregressive, table.draft[0], table.first

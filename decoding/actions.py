@@ -49,11 +49,3 @@ def action_space(k: int, l1: int, l2: int) -> tuple[tuple[Action, ...], tuple[Ac
 
 ACTIONS, TREES = action_space(K_MAX, L1_MAX, L2_MAX)
 TREE_INDEX: dict[Action, int] = {tree: i for i, tree in enumerate(TREES)}
-
-
-def tree_index(action: Action) -> int:
-    """Return the index into `TREES` of the tree that `action` drafts.
-
-    Raises KeyError outside the action space.
-    """
-    return TREE_INDEX[canonical(action)]

@@ -15,16 +15,15 @@ from nde_talf.decoding.common.hub import export_folder
 from nde_talf.selector.export import (
     CONFIG,
     FORMAT,
-    VECTORS,
     read_export,
     unfit,
     write_export,
 )
 from nde_talf.selector.objective import best_static
-from nde_talf.selector.prices import SPACING, LatencyTable, StepCosts
-from nde_talf.selector.roots import INPUT_SCALARS, OF_TARGET
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema
-from nde_talf.selector.vectors import check_vectors, vectors_of
+from nde_talf.selector.step_costs import SPACING, StepCosts
 
 PASSES, FARTHEST = 2, 2.0
 """Number of prices at the end of the scalars, and their clamp in standard deviations."""
@@ -34,8 +33,7 @@ CONTEXT = INPUT_SCALARS.index("context")
 class SelectorNetwork(nn.Module):
     """Eq. 10: one logit for each tree.
 
-    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]). States of size
-    0 are left out.
+    MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]).
 
     Args:
         schema: sizes of the states and layers, and dropout.
@@ -46,7 +44,7 @@ class SelectorNetwork(nn.Module):
         width, (first, second) = schema.width, schema.hidden
         states = schema.target_hidden, schema.draft_hidden, schema.draft_hidden
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in states if size
+            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in states
         )
         self.mlp = nn.Sequential(
             nn.Linear(len(self.projections) * width + len(INPUT_SCALARS), first),
@@ -65,8 +63,7 @@ class SelectorNetwork(nn.Module):
             states: [B, H] each.
             scalars: [B, ...], standardised.
         """
-        known = [h for h in states if h.shape[-1]]
-        projected = [project(h) for project, h in zip(self.projections, known, strict=True)]
+        projected = [project(h) for project, h in zip(self.projections, states, strict=True)]
         return self.mlp(torch.cat([*projected, scalars], -1))
 
 
@@ -104,15 +101,10 @@ class Selector(nn.Module):
         )
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, 11]; constants are only centred.
-
-        Without target features, scalars that need the target become 0.
-        """
+        """Fit the standardisation to training scalars [R, 11]; constants are only centred."""
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
-        if not self.schema.target_hidden:
-            self.scale[OF_TARGET] = 0
 
     def forward(
         self,
@@ -178,8 +170,7 @@ class Selector(nn.Module):
             figures: throughputs on held-out roots, for the model card.
         """
         weights = {name: value.contiguous() for name, value in self.state_dict().items()}
-        vectors = vectors_of(self)
-        write_export(Path(folder), self.schema, weights, self.table, vectors, facts or {}, figures)
+        write_export(Path(folder), self.schema, weights, self.table, facts or {}, figures)
 
     @classmethod
     @checked
@@ -202,6 +193,4 @@ class Selector(nn.Module):
         except RuntimeError as error:
             raise unfit(folder, error) from error
         selector.table = table
-        if (path := folder / VECTORS).exists():
-            check_vectors(selector, path)
         return selector.eval()

@@ -8,55 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.actions import TREES
 from nde_talf.selector.network import Selector
 from nde_talf.selector.roots import PricedRoots, setting_title, throughput_gain
+from nde_talf.selector.training import pace_beside_static
 
 
 @torch.inference_mode()
-def chosen_actions(selector: Selector, roots: PricedRoots) -> Tensor:
-    """Return a selector's actions [R].
-
-    The most probable ones, or the best static one under settings for which it was exported.
-    """
-    actions = roots.logits(selector).argmax(-1)
-    for index, setting in enumerate(roots.roots.settings):
-        static = selector.static_action(*setting, roots.costs)
-        if static is not None:
-            actions[roots.roots.setting == index] = static
-    return actions
-
-
 def evaluate_offline(
     selector: Selector, training: PricedRoots, validation: PricedRoots
 ) -> dict[str, Any]:
-    """Compute held-out figures by sampling setting and over all of them.
+    """Compute held-out gains by sampling setting and over all of them.
 
     Throughputs are 1 over the mean of the estimated seconds per token
     (`nde_talf.selector.objective.best_static` says why). `selector` is the ratio of the selector's
     to the best static action's under the setting (chosen on the training roots), [value, low, high]
-    with a 95 % bootstrap interval over prompts.
+    with a 95 % bootstrap interval over prompts. Under settings for which that action was exported
+    it is 1.
 
     Args:
         selector: in evaluation mode.
         training: roots that the static actions are fitted on.
         validation: held-out roots.
     """
-    roots, static = validation.roots, training.static()
-    baseline = validation.pace(static[roots.setting])
-    pace = validation.pace(chosen_actions(selector, validation))
+    roots = validation.roots
+    chosen, static = pace_beside_static(selector, validation, training.static())
+    pace = torch.where(torch.tensor(selector.schema.learned)[roots.setting], chosen, static)
 
     def gain(here: Tensor) -> dict[str, list[float]]:
-        return {"selector": throughput_gain(pace[here], baseline[here], roots.prompt[here])}
+        return {"selector": throughput_gain(pace[here], static[here], roots.prompt[here])}
 
-    settings = {}
-    for index, setting in enumerate(roots.settings):
-        here = roots.setting == index
-        if here.any():
-            settings[setting_title(setting)] = {
-                "roots": int(here.sum()),
-                "learned": selector.schema.learned[selector.schema.settings.index(setting)],
-                "static": [*TREES[int(static[index])]],
-                **gain(here),
-            }
+    settings = {
+        setting_title(setting): gain(roots.setting == index)
+        for index, setting in enumerate(roots.settings)
+        if (roots.setting == index).any()
+    }
     return {"settings": settings, "all": gain(torch.ones(len(roots), dtype=torch.bool))}

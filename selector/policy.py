@@ -19,7 +19,8 @@ from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
 from nde_talf.selector.network import Selector
-from nde_talf.selector.prices import LONGEST, LatencyTable, StepCosts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import LONGEST, StepCosts
 
 
 class NeuralPolicy(TreePolicy):
@@ -44,6 +45,7 @@ class NeuralPolicy(TreePolicy):
     """
 
     trees = "delayed"
+    draft_setting = None
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):
@@ -55,27 +57,16 @@ class NeuralPolicy(TreePolicy):
         self._static: dict[SamplingSetting, int | None] = {}
         self.verifier = VERIFIERS[schema.verifier]
 
-    @property
-    def draft_setting(self) -> SamplingSetting | None:  # type: ignore[override]
-        """Sampling setting of drafts in training; None: the target's."""
-        setting = self.selector.schema.draft_setting
-        return SamplingSetting(*setting) if setting else None
-
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
-        """Warn where drafts are warped otherwise than in the selector's training.
+        """Warn where drafts are not warped as the target is, as in the selector's training.
 
         The text stays lossless, but its trees may be poor.
         """
-        schema = self.selector.schema
-        if schema.draft_setting != () and draft_setting != self.draft_setting:
-            now, trained = (
-                f"at {setting}" if setting else "as the target is"
-                for setting in (draft_setting, self.draft_setting)
-            )
+        if draft_setting is not None:
             warnings.warn(
-                f"selector: it was trained on drafts warped {trained}, and this decoder warps them"
-                f" {now}, so the trees it chooses may be poor. The text stays lossless. Give"
-                " SpeculativeDecoder draft_setting=policy.draft_setting.",
+                "selector: it was trained on drafts warped as the target is, and this decoder warps"
+                f" them at {draft_setting}, so the trees it chooses may be poor. The text stays"
+                " lossless. Leave out SpeculativeDecoder's draft_setting.",
                 Advice,
                 stacklevel=3,
             )
@@ -106,7 +97,7 @@ class NeuralPolicy(TreePolicy):
             state.memory[self] = self._costs.passes.to(device), self._costs.seconds.to(device)
         passes, seconds = state.memory[self]
         context: Any = state.context
-        at, size = self._costs.row(context), self.selector.schema.target_hidden
+        at = self._costs.row(context)
         statistics = scalar_features(state.p_previous, *drafter.seen()).float()
         request = context, setting.temperature, setting.top_p
         known = [
@@ -114,7 +105,7 @@ class NeuralPolicy(TreePolicy):
             for x in request
         ]
         scalars = torch.cat([statistics, *known, passes[at].view(-1)])[None]
-        hidden = state.h_previous[:size], drafter.previous.hidden, drafter.root.hidden
+        hidden = state.h_previous, drafter.previous.hidden, drafter.root.hidden
         states = [h[None].float() for h in hidden]
         return self.selector(*states, scalars, seconds[at].view(1, -1)).argmax(-1)
 
@@ -128,7 +119,7 @@ class NeuralPolicy(TreePolicy):
     def _check_models(self, state: DecodingState, drafter: Drafter) -> None:
         """Raise UserError unless the models' hidden sizes are the selector's."""
         sizes, schema = (len(state.h_previous), len(drafter.root.hidden)), self.selector.schema
-        if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
+        if sizes != (schema.target_hidden, schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and"
                 f" {schema.draft_hidden} (draft), but these models have {sizes[0]} and {sizes[1]};"

@@ -1,4 +1,4 @@
-"""Prices of draft trees: seconds of a step's parts, and of whole steps by tree.
+"""The latency table: seconds of a step's parts, and of whole steps by tree.
 
 Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at
 a longer context, so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
@@ -7,10 +7,9 @@ before it, so the draft's weights are not in the caches.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -29,14 +28,9 @@ from nde_talf.decoding.models.causal_model import CausalModel
 
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
-SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
 """Largest trusted difference of prices between two repeats of a measurement, relative."""
-SPACING = 16  # tokens between priced contexts
-LONGEST = 1 << 14  # longest context that a decoder prices
 SHAPES = torch.tensor(TREES)  # [233, 3]
-
-EVERY_TREE = range(len(TREES))
 
 
 def sizes(model: CausalModel) -> list[int]:
@@ -50,9 +44,9 @@ def _rising(axis: list[int]) -> list[int]:
     return axis
 
 
-Context = TypeVar("Context", Tensor, int)
-Axis = Annotated[list[Annotated[int, Field(ge=1, le=1 << 30)]], AfterValidator(_rising)]
-Knots = Annotated[Axis, Field(min_length=1)]
+Knots = Annotated[
+    list[Annotated[int, Field(ge=1, le=1 << 30)]], AfterValidator(_rising), Field(min_length=1)
+]
 Line = list[Annotated[float, Field(gt=0, le=1e6)]]
 Grid = list[Line]
 
@@ -64,8 +58,7 @@ class LatencyTable:
     Raises ValueError, naming it, for a grid of another size than its axes.
 
     Attributes:
-        contexts: committed tokens at which steps were timed, rising, as are `nodes`, `widths` and
-            `sequences`.
+        contexts: committed tokens at which steps were timed, rising, as are `nodes` and `widths`.
         nodes: sizes of the trees.
         widths: sizes of the levels.
         target: [contexts, nodes], a pass over a tree.
@@ -81,10 +74,6 @@ class LatencyTable:
             token and verification.
         branches: [K, depth], mean number of distinct nodes at each depth of K branches, K = 1, 2,
             ...; empty: K, as without merging equal draws.
-        sequences: numbers of sequences in a batch.
-        target_batch: [sequences, contexts, nodes], a pass over one tree of each sequence, padded to
-            equally many nodes. For engines that decode in batches; the loop decodes one sequence.
-        draft_batch: [sequences, contexts, widths], likewise.
         disagreement: largest relative difference of prices between two repeats of the measurement.
         by_branches: the target runs every path from the root by itself: K (1 + L1 + L2) nodes.
     """
@@ -101,9 +90,6 @@ class LatencyTable:
     second: Line = field(default_factory=list)
     autoregressive: Line = field(default_factory=list)
     branches: Grid = field(default_factory=list)
-    sequences: Axis = field(default_factory=list)
-    target_batch: list[Grid] = field(default_factory=list)
-    draft_batch: list[Grid] = field(default_factory=list)
     disagreement: Annotated[float, Field(ge=0)] = 0.0
     by_branches: bool = False
 
@@ -111,8 +97,7 @@ class LatencyTable:
         for k, line in enumerate(self.branches, 1):
             if not 1 <= min(line) <= max(line) <= k:
                 raise ValueError(f"'branches' of {k} are not 1 to {k} nodes wide")
-        axes = self.sequences, self.contexts, self.nodes, self.widths
-        sequences, contexts, nodes, widths = map(len, axes)
+        contexts, nodes, widths = map(len, (self.contexts, self.nodes, self.widths))
         grids: dict[str, tuple[int, ...]] = {
             "target": (contexts, nodes),
             "draft": (contexts, widths),
@@ -120,12 +105,9 @@ class LatencyTable:
             "second": (contexts,),
             "autoregressive": (contexts,),
             "branches": (K_MAX, L2_MAX),
-            "target_batch": (sequences, contexts, nodes),
-            "draft_batch": (sequences, contexts, widths),
         }
-        batched = ("target_batch", "draft_batch") if sequences else ()
         for name, shape in grids.items():
-            if getattr(self, name) or name in ("target", "draft", *batched):
+            if getattr(self, name) or name in ("target", "draft"):
                 _check_grid(name, getattr(self, name), *shape)
         for rule, seconds in self.verify.items():
             _check_grid(f"verify.{rule}", seconds, nodes)
@@ -221,47 +203,6 @@ class LatencyTable:
         verify = min((times[0] for times in self.verify.values()), default=0.0)
         return self._target(context, 1) + verify
 
-    def batched(self, sequences: int) -> "LatencyTable":
-        """Price a step in which so many sequences draft and verify together, as in an engine.
-
-        Passes were measured over several sequences (`target_batch`, `draft_batch`), with linear
-        interpolation between the numbers. Other parts, measured for one sequence, grow like a pass
-        over one token of each sequence: first draft passes like the draft's, verification and plain
-        decoding like the target's.
-
-        Raises:
-            UserError: so many were not measured.
-        """
-        measured = self.sequences or [1]
-        if not 1 <= sequences <= measured[-1]:
-            raise UserError(
-                f"{sequences} sequences: this latency table prices 1 to {measured[-1]}. Measure it:"
-                " stage=latency."
-            )
-        if sequences == 1:
-            return self
-        target, draft = (
-            np.apply_along_axis(partial(np.interp, sequences, measured), 0, batches)
-            for batches in (self.target_batch, self.draft_batch)
-        )
-        growth_of_target = target[:, 0] / np.array(self.target)[:, 0]
-        growth_of_draft = draft[:, 0] / np.array(self.draft)[:, 0]
-        return replace(
-            self,
-            target=target.tolist(),
-            draft=draft.tolist(),
-            verify={
-                rule: _scaled(seconds, growth_of_target.mean())
-                for rule, seconds in self.verify.items()
-            },
-            first=_scaled(self.first, growth_of_draft),
-            second=_scaled(self.second, growth_of_draft),
-            autoregressive=_scaled(self.autoregressive, growth_of_target),
-            sequences=[],
-            target_batch=[],
-            draft_batch=[],
-        )
-
     def _line(self, values: Line, context: Tensor) -> Tensor:
         return linear(self.contexts, values, context)
 
@@ -273,60 +214,6 @@ class LatencyTable:
 
 
 FORMAT = Format("latency table", "measure it again (stage=latency force=true)", LatencyTable)
-
-
-class StepCosts:
-    """A table's prices of the 233 trees under a verifier, every `SPACING` tokens of context.
-
-    seconds: [G, A] float32, up to `longest` tokens; passes: [G, 2], see `LatencyTable.passes`.
-    `rule`: "table", or "eq11" for the NDE paper's. trees: indices of priced trees; the others cost
-    infinity.
-    """
-
-    def __init__(
-        self,
-        table: LatencyTable,
-        verifier: str,
-        longest: int,
-        rule: str = "table",
-        trees: Sequence[int] = EVERY_TREE,
-    ):
-        self.table, self.verifier, self.rule, self.trees = table, verifier, rule, [*trees]
-        contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
-        self.seconds = self._price(contexts).float()
-        self.passes = table.passes(contexts).float()
-
-    def _price(self, contexts: Tensor) -> Tensor:
-        if self.rule == "eq11":
-            return self.table.steps_eq11(contexts)
-        seconds = torch.full((len(contexts), len(TREES)), torch.inf, dtype=torch.float64)
-        seconds[:, self.trees] = self.table.steps(contexts, self.verifier, SHAPES[self.trees])
-        return seconds
-
-    def at(self, context: Tensor) -> Tensor:
-        """Return seconds [R, A] at `context` [R], clamped to `longest`."""
-        return self.seconds[self.row(context)]
-
-    def row(self, context: Context) -> Context:
-        """Return the index of the nearest context of the grid."""
-        nearest = (context + SPACING // 2) // SPACING
-        last = len(self.seconds) - 1
-        return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
-
-    def mean(self, counts: Tensor) -> Tensor:
-        """Return mean seconds [A] over the contexts in `context_counts`, however long."""
-        seen = counts.nonzero()[:, 0]  # 0 times an infinite price would be NaN
-        return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
-
-
-def grid_context(row: Tensor) -> Tensor:
-    """Return the context at which row number `row` of `StepCosts` is priced."""
-    return (SPACING * row).clamp(min=1)
-
-
-def context_counts(context: Tensor) -> Tensor:
-    """Count the contexts [R] nearest to each row of the grid: [G]."""
-    return ((context + SPACING // 2) // SPACING).bincount()
 
 
 def level_widths(shape: Sequence[int], branches: Sequence[Sequence[float]]) -> list[float]:
@@ -349,10 +236,6 @@ def _check_grid(name: str, values: list[Any], *shape: int) -> None:
         fits = False
     if not fits:
         raise ValueError(f"'{name}' has to be a grid of {' x '.join(map(str, shape))} numbers")
-
-
-def _scaled(seconds: Line, factor: np.ndarray) -> Line:
-    return (factor * np.array(seconds)).tolist() if seconds else []
 
 
 def linear(knots: list[int], values: list[float], x: Tensor) -> Tensor:

@@ -15,20 +15,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from nde_talf.decoding.actions import Action
-from nde_talf.decoding.common.errors import UserError, lacks_memory
+from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.processor import cpu_model
-from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.device import asynchronous, synchronised
+from nde_talf.decoding.device import asynchronous
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.models.cache import KVCache
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.models.tree_session import Shapes
@@ -37,7 +35,7 @@ from nde_talf.decoding.policies.delayed import Autoregressive, draft_delayed
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
 from nde_talf.decoding.tree import DraftTree
-from nde_talf.selector.prices import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, sizes
+from nde_talf.selector.prices import AGREE, LatencyTable, sizes
 from nde_talf.selector.table_fit import PROBES, Probed, fit_table, rising
 
 MAX_BATCHES = 5
@@ -45,24 +43,8 @@ MAX_DEPTH = max(action.depth for action in PROBES)
 PLAIN_STEPS = 12
 ROOM = 96
 """Tokens of context needed beyond the longest one: a stream grows so far before it restarts."""
-BATCH_ROUNDS = 4
-BATCH_TOKENS = 1 << 13  # of context, up to which passes over many sequences are timed together
 
 Clock = Callable[[], float]
-
-
-class Conditions(NamedTuple):
-    """Conditions under which measured steps are decoded.
-
-    settings: sampling settings, which the rounds take in turn. static: passes have fixed shapes.
-    draft_setting: of the drafts; None: the target's. batches: also time passes over several
-    sequences.
-    """
-
-    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),)
-    static: bool = False
-    draft_setting: SamplingSetting | None = None
-    batches: bool = True
 
 
 @torch.inference_mode()
@@ -73,7 +55,8 @@ def measure_latency(
     contexts: Sequence[int],
     verifiers: Sequence[str],
     repeats: int = 9,
-    conditions: Conditions = Conditions(),
+    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),),
+    static: bool = False,
 ) -> LatencyTable:
     """Measure the latency table of a pair on this machine.
 
@@ -87,7 +70,8 @@ def measure_latency(
         contexts: committed tokens at which steps are timed; cut to the models' contexts.
         verifiers: rules to time.
         repeats: rounds in a batch.
-        conditions: settings and shapes.
+        settings: sampling settings, which the rounds take in turn.
+        static: passes have fixed shapes.
     """
     longest = min(target.max_context, draft.max_context)
     if longest <= ROOM:
@@ -95,17 +79,10 @@ def measure_latency(
             f"profiling needs a context of {ROOM + 1} tokens, and these models hold {longest}."
         )
     contexts = sorted({min(context, longest - ROOM) for context in contexts})
-    bench = _Bench(target, draft, text, contexts, verifiers, conditions)
+    bench = _Bench(target, draft, text, contexts, verifiers, settings, static)
     list(bench.round(0))  # warm-up
     table = _agreed(bench, repeats)
     plain = rising(np.array([np.median(bench.plain[context]) for context in contexts]))
-    if conditions.batches:
-        table = replace(
-            table,
-            sequences=list(SEQUENCES),
-            target_batch=_batched(target, text, contexts, NODES, table.target, bench.clock),
-            draft_batch=_batched(draft, text, contexts, WIDTHS, table.draft, bench.clock),
-        )
     return replace(
         table,
         autoregressive=plain.tolist(),
@@ -195,20 +172,18 @@ class _Bench:
         text: Sequence[int],
         contexts: list[int],
         verifiers: Sequence[str],
-        conditions: Conditions,
+        settings: Sequence[SamplingSetting],
+        static: bool,
     ):
-        settings, fixed, draft_setting, _ = conditions
-        static = StaticShapes(max(contexts) + ROOM) if fixed else None
+        shapes = StaticShapes(max(contexts) + ROOM) if static else None
         self.clock: Clock = time.perf_counter
         if not asynchronous(target.device) and torch.get_num_threads() == 1:
             self.clock = time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.verifiers = random.Random(0), verifiers
-        self.probe, drafter = _Probe(), drafter_of(draft, static)
-        timing: dict[str, Any] = {"static": static, "timed": True, "clock": self.clock}
-        self.drafting = SpeculativeDecoder(
-            target, drafter, self.probe, "nss", draft_setting, **timing
-        )
+        self.probe, drafter = _Probe(), drafter_of(draft, shapes)
+        timing: dict[str, Any] = {"static": shapes, "timed": True, "clock": self.clock}
+        self.drafting = SpeculativeDecoder(target, drafter, self.probe, "nss", **timing)
         self.alone = SpeculativeDecoder(target, None, Autoregressive(), "nss", **timing)
         self.plain: dict[int, list[float]] = defaultdict(list)
 
@@ -257,63 +232,6 @@ class _Bench:
                 yield Probed(at_context, probe.action, verifier, step.nodes, seconds)
                 at = probe.context
             steps.close()
-
-
-def _batched(
-    model: CausalModel,
-    text: Sequence[int],
-    contexts: list[int],
-    rows: Sequence[int],
-    single: list[list[float]],
-    clock: Clock,
-) -> list[list[list[float]]]:
-    """Return seconds [sequences][contexts][rows] of a pass over `rows` of each of B sequences.
-
-    Like an engine that verifies B trees at once, padded to equal rows, with a mask for each. Passes
-    are timed at the longest context that fits. Their ratio to a pass of one sequence scales
-    `single` [contexts][rows] at all contexts. Without masks, or memory for a batch, sequences are
-    priced one after the other.
-    """
-    factors = np.array(SEQUENCES)[:, None]
-    if model.form == "masks":
-        try:
-            factors = _factors(model, text, contexts, rows, clock)
-        except (RuntimeError, MemoryError) as error:
-            if not lacks_memory(error):
-                raise
-            console.print(
-                f"! memory does not hold {max(SEQUENCES)} sequences of {model.name}: batches are"
-                " priced as sequences one after the other. recommend is right for one request."
-            )
-    return (factors[:, None] * np.array(single)).tolist()
-
-
-def _factors(
-    model: CausalModel, text: Sequence[int], contexts: list[int], rows: Sequence[int], clock: Clock
-) -> np.ndarray:
-    """Return ratios [sequences, rows] of a pass over B sequences to a pass over one."""
-    clock = synchronised(clock, model.device)
-    fitting = [context for context in contexts if context * max(SEQUENCES) <= BATCH_TOKENS]
-    context = max(fitting or contexts[:1])
-    prompt = torch.tensor([[*islice(cycle(text), context)]], device=model.device)
-    positions = torch.arange(context, device=model.device)
-    caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]
-    for cache, count in zip(caches, SEQUENCES, strict=True):
-        model.hidden(prompt.expand(count, -1), positions.expand(count, -1), None, cache)
-    seconds = np.zeros((BATCH_ROUNDS, len(SEQUENCES), len(rows)))
-    for number, (b, count), (r, size) in product(
-        range(BATCH_ROUNDS), enumerate(SEQUENCES), enumerate(rows)
-    ):
-        tokens = prompt[:, :1].expand(count, size)
-        mask = torch.zeros(count, 1, size, context + size, dtype=model.dtype, device=model.device)
-        started = clock()
-        model.logits(model.hidden(tokens, torch.full_like(tokens, context), mask, caches[b]))
-        seconds[number, b, r] = clock() - started
-        caches[b].commit(context)
-    medians = np.median(seconds[1:], 0)  # the first round warms up
-    factors = np.maximum(1, rising(medians / medians[0]))
-    factors[0] = 1
-    return factors
 
 
 def drafter_of(draft: Any, static: Shapes | None) -> Any:

@@ -20,7 +20,8 @@ from nde_talf.decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from nde_talf.decoding.common.errors import Advice, UserError
 from nde_talf.decoding.features import SCALARS
 from nde_talf.selector.objective import taken
-from nde_talf.selector.prices import LatencyTable, StepCosts, context_counts
+from nde_talf.selector.prices import LatencyTable
+from nde_talf.selector.step_costs import StepCosts, context_counts
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 """Scalars of a root, in order, without the machine's prices.
@@ -29,8 +30,6 @@ Units: nats (entropies, divergences), probability (l1), tokens (context).
 """
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
 """Scalar inputs of the selector, in order: the root's, then seconds of one-token passes."""
-OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
-"""Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
 EVERY_TREE = torch.ones(len(TREES), dtype=torch.bool)
 PART = 8192
@@ -104,15 +103,10 @@ class PricedRoots:
     def __len__(self) -> int:
         return len(self.roots)
 
-    @property
-    def samples(self) -> Tensor:
-        """Labels by super-tree [R, s, A]."""
-        return self.roots.samples[self.verifier]
-
     @cached_property
     def efficiency(self) -> Tensor:
         """Labels [R, A], means over the super-trees."""
-        return self.samples.mean(1)
+        return self.roots.samples[self.verifier].mean(1)
 
     def inputs(self, index: Tensor | slice = slice(None)) -> Tensor:
         """Return INPUT_SCALARS [B, 11] of the roots `index`."""
@@ -193,14 +187,6 @@ def throughput_gain(pace: Tensor, baseline: Tensor, prompt: Tensor) -> list[floa
 def setting_title(setting: tuple[float, float]) -> str:
     """Write a (temperature, top-p) pair in words."""
     return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
-
-
-def draft_only(roots: Roots) -> Roots:
-    """Drop the target's hidden states: [R, 0].
-
-    A selector trained on these uses no feature of the target, see `Selector.standardise`.
-    """
-    return replace(roots, h_p_previous=torch.empty(len(roots), 0))
 
 
 def roots_from_traces(

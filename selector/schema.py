@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from nde_talf.decoding.common.arguments import Natural, Positive, Proper
+from nde_talf.decoding.common.arguments import Positive, Proper
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Amount, Share
 from nde_talf.decoding.registry import VERIFIERS
@@ -47,7 +47,7 @@ class SelectorSchema:
     export is read.
 
     Attributes:
-        target_hidden: size of the target's hidden states; 0: the draft's features alone are used.
+        target_hidden: size of the target's hidden states.
         draft_hidden: size of the draft's hidden states.
         verifiers: one rule, whose trees it chooses.
         settings: (temperature, top-p) of its training.
@@ -58,11 +58,9 @@ class SelectorSchema:
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
         pricing: "table", or "eq11", see `StepCosts`.
-        draft_setting: (temperature, top-p) that drafts were warped with; None: the target's; empty:
-            unknown.
     """
 
-    target_hidden: Natural
+    target_hidden: Positive
     draft_hidden: Positive
     verifiers: tuple[str]
     settings: tuple[Setting, ...]
@@ -72,7 +70,6 @@ class SelectorSchema:
     hidden: tuple[Positive, Positive] = (512, 32)
     dropout: Proper = 0.1
     pricing: Annotated[str, Field(pattern="^(table|eq11)$")] = "table"
-    draft_setting: Setting | tuple[()] | None = ()
 
     def __post_init__(self) -> None:
         selectable(self.verifier, "selector")

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from nde_talf.data.traces.settings import Rules
 from nde_talf.decoding.common.arguments import Proper
-from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     Amount,
     Count,
@@ -20,15 +19,11 @@ from nde_talf.decoding.common.settings import (
     one_of,
     settings,
 )
-from nde_talf.decoding.names import ON_PATHS
 
 
 @settings("selector")
 class SelectorConfig:
-    """Selectors to train, and the network, objective and optimiser of each.
-
-    Raises UserError, naming the key, for a value that cannot work.
-    """
+    """Selectors to train, and the network, objective and optimiser of each."""
 
     verifiers: Rules = field(default_factory=lambda: ["traversal", "specinfer"])
     """A selector is trained for each of these verification rules, on its labels."""
@@ -39,10 +34,6 @@ class SelectorConfig:
     pricing: Annotated[str, one_of(("table", "eq11"))] = "table"
     """Price of a step: "table", with the number of nodes and the width of levels, or "eq11",
     Eq. 11 of the NDE paper.
-    """
-    features: Annotated[str, one_of(("both", "draft"))] = "both"
-    """Models whose hidden states and distributions the network sees: "both", or "draft" alone, for
-    engines that do not expose the target's, such as vLLM.
     """
     width: Width | None = None
     """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's
@@ -107,11 +98,3 @@ class SelectorConfig:
         width = self.width or max(32, min(128, draft_hidden // 4))
         first, second = self.hidden or (4 * width, 32)
         return width, (first, second)
-
-    def __post_init__(self) -> None:
-        for name in self.verifiers:
-            if name in ON_PATHS:
-                raise UserError(
-                    f"selector.verifiers: {name} verifies single paths, and a selector chooses"
-                    f" among trees: use {ON_PATHS[name]}, which is the same on a path."
-                )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import isotonic_regression, lsq_linear
+from scipy.stats import trim_mean
 
 from nde_talf.decoding.actions import L2_MAX, Action
 from nde_talf.selector.prices import NODES, WIDTHS, LatencyTable, level_widths, rows_run
@@ -28,6 +29,8 @@ PROBES = tuple(
     )
 )
 """Trees to measure."""
+CUT = 0.1
+"""Fraction of the smallest, and of the largest, times that no mean counts."""
 
 
 class Probed(NamedTuple):
@@ -70,7 +73,7 @@ def fit_table(
     rows = []  # by context
     for index in range(len(contexts)):
         at = [[step.seconds for step in each if step.context == index] for each in probed]
-        draft, target, _ = np.array([*map(_middle, at)]).T  # by phase [probes]
+        draft, target, _ = trim_mean(at, CUT, axis=1).T  # by phase [probes]
         rows.append((*_draft_passes(draft, branches), _at(run, target, knots)))
     names = ("first", "second", "draft", "target")
     parts = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
@@ -90,7 +93,7 @@ def _rest(
 ) -> np.ndarray:
     """Return seconds of all else in a step under a verifier, by number of nodes."""
     points = [
-        (size, _middle(took))
+        (size, trim_mean(took, CUT))
         for size, of_probe in zip(nodes, probed, strict=True)
         if (took := [step.seconds[2] for step in of_probe if step.verifier == verifier])
     ]
@@ -133,14 +136,12 @@ def rising(values: np.ndarray) -> np.ndarray:
 
 
 def _at(nodes: Sequence[float], seconds: Sequence[float], knots: Sequence[int]) -> np.ndarray:
-    """Interpolate seconds at `knots` from an isotonic fit to the points.
+    """Interpolate seconds at `knots` from an isotonic fit to the points, flat beyond the last.
 
-    Beyond the largest point they follow the fit's overall slope.
+    No tree has more nodes on average than the largest that was timed.
     """
     order = np.argsort(nodes, kind="stable")
-    x, y = np.array(nodes)[order], rising(np.array(seconds)[order])
-    slope = (y[-1] - y[0]) / max(1.0, x[-1] - x[0])
-    return np.interp(knots, x, y) + slope * np.maximum(0, np.array(knots) - x[-1])
+    return np.interp(knots, np.array(nodes)[order], rising(np.array(seconds)[order]))
 
 
 def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
@@ -150,9 +151,3 @@ def _passes(action: Action, branches: list[list[float]]) -> np.ndarray:
     """
     levels = level_widths(action, branches)[:-1]
     return np.array([np.interp(levels, WIDTHS, unit).sum() for unit in np.eye(len(WIDTHS))])
-
-
-def _middle(values: Sequence) -> np.ndarray:
-    """Return the mean along the first axis without the smallest and the largest tenth."""
-    cut = len(values) // 10
-    return np.sort(values, 0)[cut : len(values) - cut].mean(0)

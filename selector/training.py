@@ -21,10 +21,10 @@ from nde_talf.decoding.common.files import read_sealed, write_sealed
 from nde_talf.decoding.common.progress import track
 from nde_talf.selector.network import Selector
 from nde_talf.selector.objective import deviance, selector_loss, taken, visits
-from nde_talf.selector.prices import context_counts
 from nde_talf.selector.roots import PricedRoots, throughput_gain
 from nde_talf.selector.schema import SelectorSchema
 from nde_talf.selector.selector_settings import SelectorConfig
+from nde_talf.selector.step_costs import context_counts
 
 PATIENCE, WEIGHT_DECAY = 5, 0.1
 """Epochs without better held-out throughput until a fold stops; weight decay of AdamW."""

@@ -82,22 +82,19 @@ class ChatEncoder:
                 faithfully.
             UserError: the template ends no turn with a special token.
         """
-        messages, cut, tools = dialogue.messages, dialogue.cut, dialogue.tools
+        messages, cut = dialogue.messages, dialogue.cut
         said = "\n".join(m["content"] for m in messages if m["role"] == ASSISTANT)
         if any(token in said for token in self._reserved):
             raise UnsuitedError("whose answers hold special tokens")
-        whole = self.chat.render(messages, tools)
+        whole = self.chat.render(messages)
         ends = [i for i, message in enumerate(messages, 1) if message["role"] == ASSISTANT]
         finished = ends[:-1] if cut else ends
-        texts = {
-            self.chat.render(messages[:end], tools): self._answer(messages[:end], tools)
-            for end in finished
-        }
+        texts = {self.chat.render(messages[:end]): self._answer(messages[:end]) for end in finished}
         if cut:  # perhaps inside its thoughts, where the template would put their end before it
-            prompt = self.chat.render(messages[:-1], tools, add_generation_prompt=True)
+            prompt = self.chat.render(messages[:-1], add_generation_prompt=True)
             answer = messages[-1]["content"]
             whole = prompt + answer
-            texts[whole] = len(prompt), answer, True
+            texts[whole] = len(prompt), answer
         if all(whole.startswith(text) for text in texts):
             return [self._document(whole, list(texts.values()), cut)]
         return [
@@ -111,19 +108,13 @@ class ChatEncoder:
         )
         return str(text)
 
-    def _answer(
-        self, messages: Sequence[Message], tools: list[Any] | None = None
-    ) -> tuple[int, str, bool]:
-        """Find the last answer: the character where it begins, and it with its end of turn.
-
-        Also tell whether the end is learnt: not where a tool is called that the template leaves
-        out, as the model would continue with the call.
-        """
+    def _answer(self, messages: Sequence[Message]) -> tuple[int, str]:
+        """Find the last answer: the character where it begins, and it with its end of turn."""
         *before, last = messages
-        text = self.chat.render(messages, tools)
-        prompt = self.chat.render(before, tools, add_generation_prompt=True)
+        text = self.chat.render(messages)
+        prompt = self.chat.render(before, add_generation_prompt=True)
         probe: Message = {"role": ASSISTANT, "content": PROBE}
-        head, shown, tail = self.chat.render([*before, probe], tools).rpartition(PROBE)
+        head, shown, tail = self.chat.render([*before, probe]).rpartition(PROBE)
         ends = shown and text.endswith(tail)
         if ends and not head.startswith(prompt):
             raise UnsuitedError(
@@ -134,9 +125,8 @@ class ChatEncoder:
             answer = text[len(start) : len(text) - len(tail)]
             if ends and text.startswith(start):
                 alone = answer.split() == last["content"].split()
-                if alone or (len(last) > 2 and last["content"] in answer):  # thoughts, calls
-                    learnt = not (alone and "tool_calls" in last)
-                    return len(start), answer + self._end_of_turn(tail), learnt
+                if alone or (len(last) > 2 and last["content"] in answer):  # thoughts
+                    return len(start), answer + self._end_of_turn(tail)
         raise UnsuitedError("whose answers the template does not show as they are")
 
     def _end_of_turn(self, tail: str) -> str:
@@ -151,21 +141,21 @@ class ChatEncoder:
             )
         return tail[: len(tail) - len(bare)] + special
 
-    def _document(self, text: str, answers: list[tuple[int, str, bool]], cut: bool) -> Document:
-        """Encode `text`, of which `answers` count: first character, text with its end, end learnt.
+    def _document(self, text: str, answers: list[tuple[int, str]], cut: bool) -> Document:
+        """Encode `text`, of which `answers` count: first character, text with its end.
 
         cut: the last of them has no end.
         """
         tokens = ids_of(text, self.tokenizer)
         loss = [False] * len(tokens)
         characters = known = 0  # where the answer before ends, in characters and in tokens
-        for start, answer, learnt in answers:
+        for start, answer in answers:
             first = known + self._agreeing(tokens[known:], text[characters:start])
             if first == known:  # a tokenizer that sees further back than to the last end of turn
                 first = self._agreeing(tokens, text[:start])
             if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
-            if cut and (start, answer, learnt) == answers[-1]:
+            if cut and (start, answer) == answers[-1]:
                 known = len(tokens)
             else:
                 closing = next(s for s in self._special if answer.endswith(s))
@@ -175,8 +165,6 @@ class ChatEncoder:
                 raise UnsuitedError("that the tokenizer does not give back")
             characters = start + len(answer)
             loss[first:known] = [True] * (known - first)
-            if not learnt:
-                loss[known - 1] = False
         return Document(tokens, loss)
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:

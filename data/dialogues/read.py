@@ -8,7 +8,7 @@ model.
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,16 @@ import numpy as np
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.conversation import (
     ASSISTANT,
-    SYSTEM,
     USER,
-    Conversation,
     Message,
     UnsuitedError,
     in_order,
-    with_columns,
+    with_system,
 )
-from nde_talf.data.text.corpus import load_table, short_hash
-from nde_talf.data.text.recognise import DIALOGUES, answer_template, question_template
+from nde_talf.data.text.corpus import load_table
+from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
-from nde_talf.data.text.rows import Rows
+from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 
 
@@ -38,15 +36,13 @@ class Dialogue:
     Attributes:
         name: hash of the messages.
         messages: perhaps one of the system, then the user and the assistant in turn, the user
-            first; tools may speak between two turns of the assistant.
+            first.
         cut: the last answer is unfinished, so that nothing is learnt about its end.
-        tools: that the assistant may call.
     """
 
     name: str
     messages: list[Message]
     cut: bool = False
-    tools: list[Any] | None = None
 
 
 def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], Counter[str]]:
@@ -63,7 +59,7 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             turn.
     """
     rows = load_table(str(config.source), config.split)
-    turns_of, read = _turns_in(_recognised(config, rows), rows.column_names)
+    turns_of, read = _turns_in(config, rows.column_names)
     dialogues: dict[str, Dialogue] = {}
     skipped: Counter[str] = Counter()
     for index in np.random.default_rng(seed).permutation(len(rows)):
@@ -71,13 +67,13 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
             break
         row = rows[int(index)]
         try:
-            said = _as_asked(with_columns(in_order(turns_of(row)), row, read), config.regenerate)
+            said = _as_asked(with_system(in_order(turns_of(row)), row, read), config.regenerate)
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        name = short_hash(json.dumps(said.messages, default=str))
+        name = short_hash(json.dumps(said, default=str))
         skipped["said before"] += name in dialogues
-        dialogues.setdefault(name, Dialogue(name, said.messages, tools=said.tools))
+        dialogues.setdefault(name, Dialogue(name, said))
     if not dialogues:
         reasons = ", ".join(f"{count} {reason}" for reason, count in (+skipped).items())
         raise UserError(
@@ -89,26 +85,14 @@ def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], C
     return list(dialogues.values()), +skipped
 
 
-def _as_asked(said: Conversation, regenerate: bool) -> Conversation:
-    """Return a conversation up to its last answer.
-
-    To `regenerate` answers: without these, and without tools, whose results are not known.
-    """
+def _as_asked(said: list[Message], regenerate: bool) -> list[Message]:
+    """Return a conversation up to its last answer; to `regenerate` answers, without these."""
     if regenerate:
-        kept = [message for message in said.messages if message["role"] in (SYSTEM, USER)]
-        return Conversation(kept)
-    answers = [i for i, message in enumerate(said.messages) if message["role"] == ASSISTANT]
+        return [message for message in said if message["role"] != ASSISTANT]
+    answers = [i for i, message in enumerate(said) if message["role"] == ASSISTANT]
     if not answers:
         raise UnsuitedError("without an assistant's turn")
-    return Conversation(said.messages[: answers[-1] + 1], said.tools)
-
-
-def _recognised(config: DialogueConfig, rows: Rows) -> DialogueConfig:
-    """Name the columns of questions and answers where there is no column of turns."""
-    if config.column or config.user or {*DIALOGUES} & {*rows.column_names}:
-        return config
-    user = question_template(rows, str(config.source), f"{KEY}.user")
-    return replace(config, user=user, assistant=answer_template(rows))
+    return said[: answers[-1] + 1]
 
 
 def _turns_in(

@@ -4,14 +4,14 @@ The dialogue is answered turn by turn: the next question is asked after the targ
 the one before. Dialogues are read, and shards written, elsewhere.
 """
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message, UnsuitedError
+from nde_talf.data.dialogues.read import Dialogue
 from nde_talf.data.engines.transformers import Engine
+from nde_talf.data.text.conversation import ASSISTANT, SYSTEM, Message, UnsuitedError
 from nde_talf.decoding.sampling.rng import SamplingSetting
 
 
@@ -42,23 +42,27 @@ def regenerate(
         longest: maximum number of tokens of a question with everything before it and its answer.
         seed: of the sampling.
     """
-    made = [replace(one, messages=_said(one, by_system=True)) for one in dialogues]
-    questions = [_said(one, by_system=False) for one in dialogues]
-    going_on: Iterable[int] = range(len(dialogues))
+    made = [
+        replace(one, messages=[m for m in one.messages if m["role"] == SYSTEM]) for one in dialogues
+    ]
+    left = {i: [m for m in one.messages if m["role"] != SYSTEM] for i, one in enumerate(dialogues)}
     for turn in count():
-        asked = {
-            i: [*made[i].messages, questions[i][turn]] for i in going_on if turn < len(questions[i])
-        }
+        asked = {i: [*made[i].messages, question] for i, (question, *_) in left.items()}
         prompts = _prompts(encoder, asked, longest - new_tokens)
         if not prompts:
             break
-        sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
-        answers = {i: ids[len(prompts[i]) :] for i, ids in zip(prompts, sampled, strict=True)}
-        going_on = [
-            i
-            for i, answer in answers.items()
-            if _answered(made, i, questions[i][turn], answer, encoder, new_tokens)
-        ]
+        sampled = engine.sample([*prompts.values()], setting, new_tokens, seed * 1_009 + turn)
+        going: dict[int, list[Message]] = {}
+        for (i, prompt), ids in zip(prompts.items(), sampled, strict=True):
+            answer, (question, *others) = ids[len(prompt) :], left[i]
+            cut = len(answer) == new_tokens  # an end of text would have been dropped
+            text = encoder.tokenizer.decode(answer, clean_up_tokenization_spaces=False).strip()
+            if text:
+                said = [question, {"role": ASSISTANT, "content": text}]
+                made[i] = replace(made[i], messages=[*made[i].messages, *said], cut=cut)
+                if others and not cut:
+                    going[i] = others
+        left = going
     return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]
 
 
@@ -71,24 +75,3 @@ def _prompts(
         with suppress(UnsuitedError):
             prompts[i] = encoder.prompt(messages)
     return {i: ids for i, ids in prompts.items() if len(ids) <= most}
-
-
-def _said(dialogue: Dialogue, by_system: bool) -> list[Message]:
-    return [m for m in dialogue.messages if (m["role"] == SYSTEM) == by_system]
-
-
-def _answered(
-    made: list[Dialogue],
-    at: int,
-    question: Message,
-    answer: list[int],
-    encoder: ChatEncoder,
-    new_tokens: int,
-) -> bool:
-    """Add a question and its answer to dialogue `at`; return whether the next may be asked."""
-    cut = len(answer) == new_tokens  # an end of text would have been dropped
-    text = encoder.tokenizer.decode(answer, clean_up_tokenization_spaces=False).strip()
-    if text:
-        said = [question, {"role": ASSISTANT, "content": text}]
-        made[at] = replace(made[at], messages=[*made[at].messages, *said], cut=cut)
-    return bool(text) and not cut

@@ -12,9 +12,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
     Amount,
-    Fraction,
     LongText,
-    Natural,
     Part,
     Place,
     Share,
@@ -63,26 +61,17 @@ class DialogueConfig:
     """With regenerate: temperature of the answers."""
     top_p: Share = 1.0
     """With regenerate: top-p of the answers."""
-    top_k: Natural = 0
-    """With regenerate: top-k of the answers; 0: off."""
-    min_p: Fraction = 0.0
-    """With regenerate: min-p of the answers; 0: off."""
     new_tokens: Tokens = 512
     """With regenerate: maximum number of tokens of an answer."""
 
     def __post_init__(self) -> None:
-        if self.regenerate:
-            _ = self.setting
-            if self.new_tokens >= self.length:
-                raise UserError(
-                    f"{KEY}.new_tokens={self.new_tokens} leaves a question no room in"
-                    f" {KEY}.length={self.length}: lower it, or raise {KEY}.length."
-                )
+        if self.regenerate and self.new_tokens >= self.length:
+            raise UserError(
+                f"{KEY}.new_tokens={self.new_tokens} leaves a question no room in"
+                f" {KEY}.length={self.length}: lower it, or raise {KEY}.length."
+            )
 
     @property
     def setting(self) -> SamplingSetting:
-        """Sampling setting of the answers.
-
-        Raises UserError for values that cannot be sampled with.
-        """
-        return SamplingSetting(self.temperature, self.top_p, self.top_k, self.min_p)
+        """Sampling setting of the answers."""
+        return SamplingSetting(self.temperature, self.top_p)

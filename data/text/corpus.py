@@ -27,7 +27,7 @@ from nde_talf.data.text.settings import (
     Corpus,
     is_hub_name,
 )
-from nde_talf.decoding.common.checksums import file_digest
+from nde_talf.decoding.common.checksums import file_digest, short_hash
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import content_digest, unreadable
 
@@ -287,11 +287,6 @@ def _standard_library() -> list[tuple[str, str]]:
             if (text := path.read_text(encoding="utf-8")).strip():
                 documents.append((relative.as_posix(), text))
     return documents
-
-
-def short_hash(text: str) -> str:
-    """Return the first digits of a text's SHA-256, by which documents and dialogues are named."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _blocks(text: str, name: str) -> list[tuple[str, str]]:

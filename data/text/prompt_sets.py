@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.text.conversation import (
     SYSTEM,
     USER,
-    Conversation,
     Message,
     UnsuitedError,
     and_skipped,
@@ -99,7 +98,6 @@ def _draw(
     # The template counts too: a sentence to translate in both directions should not come twice.
     key_of_draw = list(f"{seed}/{part.source}/{part.template}".encode())
     prompts: list[Prompt] = []
-    longer = f"longer than {key}.max_tokens={prompt_set.max_tokens}"
     skipped: Counter[str] = Counter()
     # In random order; of a stream the first rows.
     for index in np.random.default_rng(key_of_draw).permutation(len(rows)):
@@ -108,15 +106,13 @@ def _draw(
         row = rows[int(index)]
         try:
             asked = question(row, template)
-            text, too_long = _text_of(asked, template.render(row), prompt_set, tokenizer, chat)
+            text = _text_of(asked, template.render(row), key, prompt_set, tokenizer, chat)
         except UnsuitedError as error:
             skipped[str(error)] += 1
             continue
-        bare = [m | {"content": template.bare(m["content"])} for m in asked.messages]
+        bare = [m | {"content": template.bare(m["content"])} for m in asked]
         prompt = make_prompt(prompt_set.kind or name, text, bool(chat), question_keys(bare)[-1])
-        if not text:
-            skipped[longer] += too_long
-        elif prompt.id in seen:
+        if prompt.id in seen:
             skipped["that occurred before"] += 1
         else:
             prompts.append(prompt)
@@ -134,47 +130,45 @@ def _draw(
 
 
 def _text_of(
-    asked: Conversation,
+    messages: list[Message],
     plain: str,
+    key: str,
     prompt_set: PromptSet,
     tokenizer: PreTrainedTokenizerBase,
     chat: ChatTemplate | None,
-) -> tuple[str, bool]:
-    """Return a row as a prompt, and whether it was too long.
+) -> str:
+    """Return a row as a prompt. Raises UnsuitedError for one that is too long, or short to cut.
 
-    A prompt that is too long is cut, or is "". plain: the text of a prompt without a chat template.
+    plain: the text of a prompt without a chat template. key: of the set.
     """
-    messages = asked.messages
     if prompt_set.cut:
         plain = _first_tokens(plain.strip(), prompt_set.cut, tokenizer)
+        if not plain:
+            raise UnsuitedError(f"not longer than {key}.cut={prompt_set.cut}")
         messages = [{"role": USER, "content": plain}]
-    if not plain.strip():
-        return "", False
     if not chat:
         messages = [{"role": USER, "content": plain}]
 
     def shown(messages: list[Message]) -> tuple[str, int]:
         text = messages[-1]["content"]
         if chat:
-            text = chat.render(messages, asked.tools, add_generation_prompt=True)
+            text = chat.render(messages, add_generation_prompt=True)
         return text, len(ids_of(text, tokenizer)) - prompt_set.max_tokens
 
     text, excess = shown(messages)
-    if excess <= 0:
-        return text, False
-    if not prompt_set.shorten:
-        return "", True
-    # Without earlier turns, and then without the end of the question.
-    *before, last = messages
-    system = [message for message in before if message["role"] == SYSTEM]
-    text, excess = shown([*system, last])
+    if excess > 0 and prompt_set.shorten:  # without earlier turns
+        *before, last = messages
+        system = [message for message in before if message["role"] == SYSTEM]
+        text, excess = shown([*system, last])
+        if excess > 0:  # without the end of the question
+            question = last["content"]
+            room = max(1, len(ids_of(question, tokenizer)) - excess)
+            # A letter is a token or less.
+            start = _first_tokens(question, room, tokenizer) or question[:room]
+            text, excess = shown([*system, last | {"content": start}])
     if excess > 0:
-        question = last["content"]
-        room = max(1, len(ids_of(question, tokenizer)) - excess)
-        # A letter is a token or less.
-        start = _first_tokens(question, room, tokenizer) or question[:room]
-        text, excess = shown([*system, last | {"content": start}])
-    return text if excess <= 0 else "", True
+        raise UnsuitedError(f"longer than {key}.max_tokens={prompt_set.max_tokens}")
+    return text
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

@@ -6,7 +6,6 @@ length here.
 """
 
 import ast
-import hashlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
+from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -149,8 +149,7 @@ def one_id_a_group(prompts: list[Prompt]) -> list[Prompt]:
 
 def make_prompt(kind: str, text: str, chat: bool = False, question: str = "") -> Prompt:
     """Make a prompt with the hash of its text as id."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Prompt(digest, kind, text, chat=chat, question=question)
+    return Prompt(short_hash(text), kind, text, chat=chat, question=question)
 
 
 def encode_prompts(

@@ -1,25 +1,24 @@
-"""Rows of a dataset rendered as texts: a Python format string over the columns."""
+"""Rows of a dataset rendered as texts: a template over the columns."""
 
 import re
 from dataclasses import dataclass
-from string import Formatter
 from typing import Any
 
 from nde_talf.decoding.common.errors import UserError
 
-WIDEST = 1000
-"""Largest width in a format, such as {number:>8}."""
+PART = re.compile(r"\{\{|\}\}|\{([^{}\[\].:!]+)((?:\[[^{}\[\]]+\])*)\}")
+"""A doubled brace, or a column with what is looked up in its value."""
 
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """A format string over the columns of a dataset's rows.
+    """A template over the columns of a dataset's rows.
 
     Examples: "{question}", "{translation[en]}". As a text, a list of turns is its first human turn,
     "{turns[1]}" the second.
 
     Attributes:
-        template: the format string.
+        template: text with columns in braces.
         source: the dataset, for error messages.
         key: the setting that holds the template, for error messages.
     """
@@ -31,7 +30,7 @@ class RowTemplate:
     @property
     def columns(self) -> list[str]:
         """The columns that it asks for."""
-        return [name.split("[")[0] for _, name, *_ in Formatter().parse(self.template) if name]
+        return [part[1] for part in PART.finditer(self.template) if part[1]]
 
     @property
     def column(self) -> str | None:
@@ -40,36 +39,21 @@ class RowTemplate:
 
     def bare(self, text: str) -> str:
         """Return a rendered text, stripped, without the words that the template puts around it."""
-        parts = [*Formatter().parse(self.template)]
-        after = parts[-1][0] if parts[-1][1] is None else ""
-        return text.removeprefix(parts[0][0].lstrip()).removesuffix(after.rstrip())
+        before, *_, after = re.split(r"\{[^{}]+\}", self.template)
+        return text.removeprefix(before.lstrip()).removesuffix(after.rstrip())
 
     def check(self, columns: list[str] | None = None) -> None:
         """Raise UserError for a template that does not fit `columns` (None: not known yet).
 
-        It is no format string, follows attributes, is wider than WIDEST, or asks for a column that
-        is not there.
+        It has single braces, asks for an attribute or a format, or for a column that is not there.
         """
-        try:
-            parsed = list(Formatter().parse(self.template))
-        except ValueError as error:
+        if re.search("[{}]", PART.sub("", self.template)):
             raise UserError(
-                f"{self.key}={self.template!r} is no format string: {error}. Double a literal"
+                f"{self.key}={self.template!r} is no template: a column is {{question}} or"
+                " {translation[en]}, without an attribute, a width or a format. Double a literal"
                 " brace."
-            ) from error
-        for _, name, spec, _ in parsed:
-            if name is None or spec is None:  # the text after the last field
-                continue
-            if "." in re.sub(r"\[[^\]]*\]", "", name):
-                raise UserError(
-                    f"{self.key}={self.template!r}: {{{name}}} asks for an attribute; use [...]."
-                )
-            if "{" in spec or any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
-                raise UserError(
-                    f"{self.key}={self.template!r}: the format {spec!r} asks for a width of more"
-                    f" than {WIDEST}."
-                )
-            column = name.split("[")[0]
+            )
+        for column in self.columns:
             if columns is not None and column not in columns:
                 raise UserError(
                     f"{self.key} asks for the column {column!r}, which {self.source!r} does not"
@@ -79,9 +63,7 @@ class RowTemplate:
     def render(self, row: dict[str, Any]) -> str:
         """Render one row. Raises UserError where the row does not fit."""
         try:
-            if isinstance(row.get(self.column or ""), dict):
-                raise TypeError("it holds no text")
-            return self.template.format(**{name: _value(value) for name, value in row.items()})
+            return PART.sub(lambda part: _shown(part, row), self.template)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.key}={self.template!r} does not fit {self.source!r}"
@@ -89,21 +71,29 @@ class RowTemplate:
             ) from error
 
 
-class _Turns(list[str]):
-    """Texts of turns: "{column[1]}" is the second, and "{column}" the first."""
+def _shown(part: re.Match[str], row: dict[str, Any]) -> str:
+    """Return a part of a template as text: a brace, or a value of the row."""
+    if not part[1]:
+        return part[0][0]
+    value = _turns(row[part[1]])
+    for key in re.findall(r"[^\[\]]+", part[2]):
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    if isinstance(value, dict):
+        raise TypeError("it holds no text")
+    return "" if value is None else str(value)
 
-    def __format__(self, spec: str) -> str:
-        return format(self[0] if self else "", spec)
 
-
-def _value(value: Any) -> Any:
+def _turns(value: Any) -> Any:
+    """Return a list as the texts of its turns; of a conversation only what the user says."""
     if not isinstance(value, list):
-        return "" if value is None else value
-    if value and isinstance(value[0], dict):  # a conversation
+        return value
+    if value and isinstance(value[0], dict):
         value = [
             turn for turn in value if (turn.get("from") or turn.get("role")) in ("human", "user")
         ]
-    return _Turns(map(text_of, value))
+    return [*map(text_of, value)]
 
 
 def text_of(turn: Any) -> str:

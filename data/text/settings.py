@@ -10,13 +10,11 @@ from pydantic import Field
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import (
     MANY,
-    Amount,
     Count,
     Fraction,
     LongText,
     Part,
     Place,
-    Share,
     Text,
     Tokens,
     settings,
@@ -31,6 +29,8 @@ ANSWERS = "answers"
 """The `source` of text that the target writes after the prompts."""
 SELF = "self"
 """The `source` of text that the target writes without any data."""
+SELF_MADE = SamplingSetting(1.0, 0.9)
+"""Sampling setting of users' turns that a target writes, and of a base model's texts."""
 BUILT_IN = {
     STANDARD_LIBRARY: "Python code",
     "pydoc": "Python's manual",
@@ -105,7 +105,7 @@ class PromptSet:
     kind: Text | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool | None = False
-    """Put the prompt into the tokenizer's chat template, with system turn and tools of the row.
+    """Put the prompt into the tokenizer's chat template, with the row's system turn.
     null: if it has one.
     """
     cut: Count | None = None
@@ -128,15 +128,6 @@ class SelfMadeConfig:
     """Dialogues that a chat model makes, or texts that a base model writes, to learn from."""
     tokens: Tokens | None = None
     """Tokens of a user's turn or a text, at most; null: 128 of a turn, model.length of a text."""
-    temperature: Amount = 1.0
-    """Temperature of users' turns, and of a base model's texts."""
-    top_p: Share = 0.9
-    """Top-p of users' turns, and of a base model's texts."""
-
-    @property
-    def setting(self) -> SamplingSetting:
-        """Sampling setting of users' turns, and of a base model's texts."""
-        return SamplingSetting(self.temperature, self.top_p)
 
 
 @settings("data")
@@ -187,12 +178,6 @@ class DataConfig:
                 f"data.source={self.source} is not read where data.mix names corpora"
                 f" ({', '.join(self.mix)}). For this text alone add data=text; to have it in the"
                 f" mixture, set +data.mix.mine.source={self.source}."
-            )
-        if self.mix and not any(corpus.draft_fraction for corpus in self.mix.values()):
-            raise UserError(
-                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that"
-                " the draft has nothing to learn from. Raise data.mix.NAME.draft_fraction for at"
-                " least one of them."
             )
 
     @property

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nde_talf.data.text.conversation import (
     ASSISTANT,
-    SYSTEM,
     USER,
     Message,
     UnsuitedError,
@@ -74,8 +73,6 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, rows: int, where: str) -> None
 class ChatTemplate:
     """A chat template, tried on a question and an answer before it is trusted.
 
-    One that refuses system turns gets none.
-
     Args:
         tokenizer: gives the template, if there is no other.
         key: the setting that asks for it, for messages.
@@ -94,16 +91,11 @@ class ChatTemplate:
         options: dict[str, Any] | None = None,
     ):
         self._tokenizer, self._how = tokenizer, {"chat_template": template, **(options or {})}
-        self._system = True
         if fault := self._fault():
             raise UserError(
                 f"{key}: the chat template of {tokenizer.name_or_path} {fault}. Mend it, or take a"
                 " tokenizer with another one."
             )
-        try:
-            self.render([{"role": SYSTEM, "content": ASKED}, *TRIED])
-        except UnsuitedError:
-            self._system = False
 
     def _fault(self) -> str:
         """Say why no conversation can be rendered; "" if a question and its answer are shown."""
@@ -115,17 +107,13 @@ class ChatTemplate:
             return ""
         return "does not show a question and its answer, so that none could be used"
 
-    def render(self, messages: Sequence[Message], tools: list[Any] | None = None, **how) -> str:
+    def render(self, messages: Sequence[Message], **how) -> str:
         """Render a conversation. Raises UnsuitedError where the template refuses it."""
-        how = {"tools": tools, "tokenize": False} | self._how | how
+        how = {"tokenize": False} | self._how | how
         try:
-            return str(self._tokenizer.apply_chat_template(self._given(messages), **how))
+            return str(self._tokenizer.apply_chat_template([*messages], **how))
         except Exception as error:  # a template is a program
             raise UnsuitedError(f"that the template refuses ({first_line(error)})") from error
-
-    def _given(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages as the template takes them."""
-        return [m for m in messages if self._system or m["role"] != SYSTEM]
 
 
 def _squeezed(text: str) -> str:

@@ -8,23 +8,21 @@ from pydantic import Field
 from nde_talf.decoding.actions import L1_MAX, L2_MAX, TREES
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import Count, Distinct, Seed, Tokens, one_of, settings
-from nde_talf.decoding.names import DTYPES, LABELLED, ON_PATHS
+from nde_talf.decoding.names import DTYPES, LABELLED
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 
 GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
-    **{f"k{k}": SamplingSetting(1.0, top_k=int(k)) for k in ("20", "50")},
-    **{f"m{m}": SamplingSetting(1.0, min_p=float(m)) for m in ("0.05", "0.1")},
     "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3
-advises, and greedy.
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), what Qwen 3 advises, and
+greedy. Each has its own temperature and top-p, by which a selector tells them apart.
 """
 Settings = Annotated[list[Annotated[str, one_of(SETTINGS)]], Distinct]
-Rules = Annotated[list[Annotated[str, one_of((*LABELLED, *ON_PATHS))]], Distinct]
+Rules = Annotated[list[Annotated[str, one_of(LABELLED)]], Distinct]
 DRAFTERS = ("lm", "head", "nobody")
 LABELS = ("trees", "text")
 OF_TEXT = ("specinfer", "traversal")
@@ -37,7 +35,7 @@ class TracesConfig:
 
     settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9
-    p0.99 (top-p), k20 k50 (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20.
+    p0.99 (top-p), t0.6p0.95k20.
     """
     train_prompts: Count = 28
     """Number of prompts whose roots the selector learns from."""
@@ -62,10 +60,6 @@ class TracesConfig:
     head (the run's head) or nobody (no traces, no prices and no selector). null: the draft model;
     where there is none, the head.
     """
-    draft_temperature: Annotated[str, one_of(("match", "raw"))] = "match"
-    """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and
-    super-tree for all settings.
-    """
     micro_batch: Annotated[int, Field(ge=1, le=100_000)] = 8
     """Super-trees in one pass of a model; halved when memory runs out."""
     shard_prompts: Count = 8
@@ -77,24 +71,16 @@ class TracesConfig:
 
     def __post_init__(self) -> None:
         others = [name for name in self.verifiers if name not in OF_TEXT]
-        if self.labels == "text" and (others or self.draft_temperature != "match"):
+        if self.labels == "text" and others:
             raise UserError(
-                "traces.labels=text: it labels a draft model that is warped as the target is, by"
-                f" traces.verifiers={[*OF_TEXT]}. Give these, or traces.labels=trees."
+                f"traces.labels=text: it labels traces.verifiers={[*OF_TEXT]}. Give these, or"
+                " traces.labels=trees."
             )
         if self.labels == "text" and self.new_tokens <= (depth := L1_MAX + L2_MAX):
             raise UserError(
                 f"traces.new_tokens={self.new_tokens} with traces.labels=text: a label needs"
                 f" {depth} tokens of the text after its root. Give more than {depth}."
             )
-        seen: dict[tuple[float, float], str] = {}
-        for name in self.settings:
-            key = SETTINGS[name].temperature, SETTINGS[name].top_p
-            if (other := seen.setdefault(key, name)) != name:
-                raise UserError(
-                    f"traces.settings: {other} and {name} have the same temperature and top-p, by"
-                    " which a selector tells settings apart. Trace one of them in a run."
-                )
         if self.validation_samples == 1:
             raise UserError(
                 "traces.validation_samples=1: a standard error needs two samples; give 2 or more,"

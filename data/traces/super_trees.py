@@ -13,9 +13,8 @@ from torch import Tensor
 
 from nde_talf.decoding.models.cache import KVCache
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.decoding.names import ON_PATHS
 from nde_talf.decoding.rules.labels.branching import Bundle
-from nde_talf.decoding.rules.labels.pooling import branch_gains, of_first_path, pooled, trunk_reach
+from nde_talf.decoding.rules.labels.pooling import branch_gains, pooled, trunk_reach
 from nde_talf.decoding.sampling.device_rng import inverse_cdf
 from nde_talf.decoding.sampling.rng import SamplingSetting, warp
 from nde_talf.decoding.super_tree import SuperTreeLayout
@@ -203,12 +202,12 @@ def labels(
     trees: SuperTrees,
     target: CausalModel,
     draft: CausalModel | Draft,
-    settings: list[tuple[SamplingSetting, SamplingSetting]],
+    setting: SamplingSetting,
     verifiers: list[str],
     layout: SuperTreeLayout,
     chunk: int,
-) -> list[dict[str, Tensor]]:
-    """Estimate E[tau + 1] [T, A] by verifier, for every (target's, draft's) sampling setting.
+) -> dict[str, Tensor]:
+    """Estimate E[tau + 1] [T, A] by verifier, in float32.
 
     Below a drafted end of the text nothing is accepted, as no decoder counts it: the target's row
     there is all on a token that the draft holds least likely. What remains is the token after an
@@ -218,20 +217,16 @@ def labels(
         trees: with the hidden states of both models.
         target: reads its states out.
         draft: reads its states out.
-        settings: pairs that the labels are for.
+        setting: of both models.
         verifiers: names of rules.
         layout: of the trees.
         chunk: rows of distributions at a time, at least a tree's.
-
-    Returns:
-        For each setting, float32 estimates by the verifiers' names.
     """
     device, l1, paths = trees.tokens.device, layout.l1, layout.paths.to(trees.tokens.device)
     ends = torch.tensor(sorted(target.ends), dtype=torch.long, device=device)
-    rules = dict.fromkeys(ON_PATHS.get(name, name) for name in verifiers)
 
-    def together(tokens: Tensor, h_p: Tensor, h_q: Tensor) -> list[dict[str, Tensor]]:
-        count, made, warped = len(tokens), [], {}
+    def together(tokens: Tensor, h_p: Tensor, h_q: Tensor) -> dict[str, Tensor]:
+        count = len(tokens)
         # A row's draws: on the trunk the next token, below a branch point the K paths' tokens.
         trunk = tokens[:, 1 : l1 + 1].flatten()[:, None, None]
         steps = torch.arange(len(trunk), device=device)[:, None, None]
@@ -244,28 +239,17 @@ def labels(
         ended = ended.flatten()
         p_logits[ended] = -torch.inf
         p_logits[ended, q_logits[ended].argmin(-1)] = 0.0
-        for setting, draft_setting in settings:
-            if draft_setting not in warped:
-                warped = {draft_setting: warp(q_logits, draft_setting)}
-            laws = warp(p_logits, setting), warped[draft_setting]
-            p, q = (law.view(count, layout.inner, -1)[:, :l1].flatten(0, 1) for law in laws)
-            trunks = Bundle(p, q, trunk, steps)
-            branches = Bundle(*laws, tokens[:, paths].flatten(0, 1), nodes)
-            estimates = {}
-            for rule in rules:
-                reach, alone = trunk_reach(trunks, count, rule)
-                gains = branch_gains(branches, reach.flatten(), rule)
-                estimates[rule] = pooled(reach, alone, gains, layout).float()
-            estimates |= {
-                name: of_first_path(estimates[rule])
-                for name, rule in ON_PATHS.items()
-                if rule in estimates
-            }
-            made.append(estimates)
-        return made
+        laws = warp(p_logits, setting), warp(q_logits, setting)
+        p, q = (law.view(count, layout.inner, -1)[:, :l1].flatten(0, 1) for law in laws)
+        trunks = Bundle(p, q, trunk, steps)
+        branches = Bundle(*laws, tokens[:, paths].flatten(0, 1), nodes)
+        estimates = {}
+        for rule in verifiers:
+            reach, alone = trunk_reach(trunks, count, rule)
+            gains = branch_gains(branches, reach.flatten(), rule)
+            estimates[rule] = pooled(reach, alone, gains, layout).float()
+        return estimates
 
-    parts = zip(*(part.split(max(1, chunk // layout.inner)) for part in trees), strict=True)
-    return [
-        {name: torch.cat([part[name] for part in of_setting]) for name in verifiers}
-        for of_setting in zip(*(together(*some) for some in parts), strict=True)
-    ]
+    chunks = zip(*(part.split(max(1, chunk // layout.inner)) for part in trees), strict=True)
+    parts = [together(*some) for some in chunks]
+    return {name: torch.cat([part[name] for part in parts]) for name in verifiers}

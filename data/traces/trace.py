@@ -17,7 +17,7 @@ from nde_talf.decoding.common.micro_batch import MicroBatch
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.sampling.rng import SamplingSetting, warp
-from nde_talf.decoding.sampling.sampling_setting import RAW, feature_setting
+from nde_talf.decoding.sampling.sampling_setting import feature_setting
 from nde_talf.decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
@@ -26,8 +26,6 @@ STATES = ("h_p_previous", "h_q_previous", "h_q_root")
 """Columns that are hidden states."""
 NUMBERS = 1 << 26
 """Numbers in one matrix of a chunk: 256 MB of float32. At its peak a chunk takes some five."""
-Pairs = list[tuple[SamplingSetting, SamplingSetting]]
-"""The target's and the draft's sampling settings that labels are computed for."""
 
 
 @torch.inference_mode()
@@ -36,19 +34,19 @@ def trace_trajectories(
     draft: CausalModel | Draft,
     prompts: list[Prompt],
     trajectories: list[list[int]],
-    settings: list[SamplingSetting],
+    setting: SamplingSetting,
     config: TracesConfig,
     micro_batch: MicroBatch,
     seed: int,
 ) -> dict[str, list | Tensor]:
-    """Trace trajectories: a table with a row for each root and setting.
+    """Trace trajectories: a table with a row for each root.
 
     Args:
         target: scores.
         draft: drafts; a head comes as a `Draft`.
         prompts: [P].
         trajectories: [P]; each begins with its prompt's tokens.
-        settings: the sampling settings that labels are computed for.
+        setting: the sampling setting of target and draft.
         config: of the roots and labels.
         micro_batch: how many super-trees go through the models at once. It does not change the
             result.
@@ -63,8 +61,6 @@ def trace_trajectories(
         233].
     """
     generator = torch.Generator().manual_seed(seed)
-    raw = config.draft_temperature == "raw"
-    pairs = [(setting, RAW if raw else setting) for setting in settings]
     parts: list[dict[str, list | Tensor]] = []
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         text = config.labels == "text" and prompt.split == "train"
@@ -76,14 +72,14 @@ def trace_trajectories(
             continue
         tokens, at = (torch.tensor(each, device=target.device) for each in (trajectory, roots))
         p = Prefix(target, tokens)
-        where = p, draft_prefix(draft, p), at, pairs
+        where = p, draft_prefix(draft, p), at, setting
         if text:
             labelled = _from_text(*where, config.verifiers)
         else:
             labelled = _from_trees(*where, config, micro_batch, generator)
         named = zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
         texts = {name: [value] * len(roots) for name, value in named}
-        parts += [texts | columns for columns in _tables(*where, labelled)]
+        parts.append(texts | _table(*where, labelled))
     return _joined(parts)
 
 
@@ -100,18 +96,18 @@ def _from_trees(
     p: Prefix,
     q: Prefix,
     at: Tensor,
-    pairs: Pairs,
+    setting: SamplingSetting,
     config: TracesConfig,
     micro_batch: MicroBatch,
     generator: torch.Generator,
-) -> list[dict[str, Tensor]]:
-    """Return labels [R, samples, 233] by rule, for each pair of settings, from super-trees.
+) -> dict[str, Tensor]:
+    """Return labels [R, samples, 233] by rule from super-trees.
 
     Args:
         p: the trajectory inside the target.
         q: the trajectory inside the draft.
         at: positions of the roots [R].
-        pairs: of sampling settings.
+        setting: the sampling setting.
         config: of the labels.
         micro_batch: super-trees in one pass.
         generator: of the draws.
@@ -120,67 +116,55 @@ def _from_trees(
     chunk = NUMBERS // p.model.vocab_size
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 
-    def labelled(part: slice) -> list[dict[str, Tensor]]:
-        trees = super_trees(p, q, roots[part], layout, pairs[0][1], uniforms[part], chunk)
-        return labels(trees, p.model, q.model, pairs, config.verifiers, layout, chunk)
+    def labelled(part: slice) -> dict[str, Tensor]:
+        trees = super_trees(p, q, roots[part], layout, setting, uniforms[part], chunk)
+        return labels(trees, p.model, q.model, setting, config.verifiers, layout, chunk)
 
-    batches = micro_batch.run(len(roots), labelled)
-    size = len(at), config.samples, -1
-    return [
-        {name: torch.cat([part[name] for part in parts]).view(size) for name in parts[0]}
-        for parts in zip(*batches, strict=True)
-    ]
+    parts, size = [*micro_batch.run(len(roots), labelled)], (len(at), config.samples, -1)
+    return {name: torch.cat([part[name] for part in parts]).view(size) for name in parts[0]}
 
 
 def _from_text(
-    p: Prefix, q: Prefix, at: Tensor, pairs: Pairs, rules: list[str]
-) -> list[dict[str, Tensor]]:
-    """Return labels [R, 1, 233] by rule, for each pair of settings, from the text itself."""
-    first, made = int(at[0]), []
+    p: Prefix, q: Prefix, at: Tensor, setting: SamplingSetting, rules: list[str]
+) -> dict[str, Tensor]:
+    """Return labels [R, 1, 233] by rule from the text itself."""
+    first = int(at[0])
     states = p.hidden, q.hidden, p.tokens.roll(-1)
     chunks = [x[first:].split(NUMBERS // p.model.vocab_size) for x in states]
-    for setting, draft_setting in pairs:
-        parts = [
-            text_rows(
-                warp(p.model.logits(h_p).float(), setting),
-                warp(q.model.logits(h_q).float(), draft_setting),
-                following,
-            )
-            for h_p, h_q, following in zip(*chunks, strict=True)
-        ]
-        rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
-        rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
-        estimates = text_labels(rows, at - first)
-        made.append({name: estimates[name][:, None] for name in rules})
-    return made
+    parts = [
+        text_rows(
+            warp(p.model.logits(h_p).float(), setting),
+            warp(q.model.logits(h_q).float(), setting),
+            following,
+        )
+        for h_p, h_q, following in zip(*chunks, strict=True)
+    ]
+    rows = TextRows(*map(torch.cat, zip(*parts, strict=True)))
+    rows.given[-1], rows.ratio[-1] = 0, 0  # no token of the text follows
+    estimates = text_labels(rows, at - first)
+    return {name: estimates[name][:, None] for name in rules}
 
 
-def _tables(
-    p: Prefix, q: Prefix, at: Tensor, pairs: Pairs, labelled: list[dict[str, Tensor]]
-) -> list[dict[str, Tensor]]:
-    """Return the columns of numbers for each pair of target's and draft's setting."""
+def _table(
+    p: Prefix, q: Prefix, at: Tensor, setting: SamplingSetting, labelled: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the columns of numbers, labels included."""
     states = p.hidden[at - 1], q.hidden[at - 1], q.hidden[at]
     chunks = [x.split(NUMBERS // p.model.vocab_size) for x in states]
-    tables = []
-    for (p_setting, q_setting), estimates in zip(pairs, labelled, strict=True):
-        p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
-        scalars = [
-            scalar_features(
-                warp(p.model.logits(a), p_look), *(warp(q.model.logits(h), q_look) for h in others)
-            )
-            for a, *others in zip(*chunks, strict=True)
-        ]
-        columns = {
-            name: torch.full((len(at),), getattr(p_setting, name))
-            for name in ("temperature", "top_p")
-        }
-        columns["context"] = at + 1
-        columns |= zip(STATES, states, strict=True)
-        columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
-        tables.append(
-            {
-                name: x.float().cpu() if x.is_floating_point() else x.cpu()
-                for name, x in (columns | estimates).items()
-            }
+    look = feature_setting(setting)
+    scalars = [
+        scalar_features(
+            warp(p.model.logits(a), look), *(warp(q.model.logits(h), look) for h in others)
         )
-    return tables
+        for a, *others in zip(*chunks, strict=True)
+    ]
+    columns = {
+        name: torch.full((len(at),), getattr(setting, name)) for name in ("temperature", "top_p")
+    }
+    columns["context"] = at + 1
+    columns |= zip(STATES, states, strict=True)
+    columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
+    return {
+        name: x.float().cpu() if x.is_floating_point() else x.cpu()
+        for name, x in (columns | labelled).items()
+    }

@@ -33,36 +33,28 @@ class Unit:
 
     Attributes:
         prompts: all of one split.
-        first: number of the first of them in the split.
-        settings: names of the settings that the roots get labels for, which take turns in sampling
-            the prompts' trajectories.
+        setting: name of the sampling setting.
         samples: super-trees at each root.
         seed: of everything that is sampled.
     """
 
     prompts: list[Prompt]
-    first: int
-    settings: list[str]
+    setting: str
     samples: int
     seed: int
 
 
 def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
-    """List the work of all shards.
-
-    Where the draft is warped like the target, every setting has its own trajectories and
-    super-trees. Where it is raw, one set of them serves all settings.
-    """
+    """List the work of all shards. Every setting has its own trajectories and super-trees."""
     work: list[Unit] = []
     for split in ("train", "validation"):
         samples = (split == "validation" and config.validation_samples) or config.samples
         those = one_id_a_group([prompt for prompt in prompts if prompt.split == split])
-        raw = config.draft_temperature == "raw"
         for at in range(0, len(those), config.shard_prompts):
             group = those[at : at + config.shard_prompts]
-            for settings in [config.settings] if raw else [[name] for name in config.settings]:
+            for setting in config.settings:
                 seed = config.seed * 1_000_003 + len(work)
-                work.append(Unit(group, at, settings, samples, seed))
+                work.append(Unit(group, setting, samples, seed))
     return work
 
 
@@ -128,12 +120,8 @@ class Tracer:
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """Sample the target's text after every prompt: columns prompt_id and tokens [P]."""
-        engine, length = self._engine(), self.config.new_tokens
-        tokens = [prompt.tokens for prompt in unit.prompts]
-        for number, name in enumerate(unit.settings):
-            its = slice((number - unit.first) % len(unit.settings), None, len(unit.settings))
-            if asked := tokens[its]:
-                tokens[its] = engine.sample(asked, SETTINGS[name], length, unit.seed)
+        asked, setting = [prompt.tokens for prompt in unit.prompts], SETTINGS[unit.setting]
+        tokens = self._engine().sample(asked, setting, self.config.new_tokens, unit.seed)
         return {"prompt_id": [prompt.id for prompt in unit.prompts], "tokens": tokens}
 
     def trace(
@@ -150,7 +138,7 @@ class Tracer:
             *self.models,
             unit.prompts,
             trajectories,
-            [SETTINGS[name] for name in unit.settings],
+            SETTINGS[unit.setting],
             replace(self.config, samples=unit.samples),
             self.micro_batch,
             unit.seed,

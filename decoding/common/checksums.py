@@ -34,6 +34,11 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def short_hash(text: str) -> str:
+    """Return the first digits of a text's SHA-256, by which texts and conversations are named."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def write_checksums(folder: Path) -> None:
     """Enter every file of `folder`, but for its model card, in its `checksums.json`."""
     names = added(folder, [])

@@ -7,7 +7,7 @@ step before: rows move, and requests are preempted and resume. So a row takes th
 read the beginning of its text, and its cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +32,6 @@ NO_FEATURES = torch.empty(0)
 """Features of the target, which an engine does not hand out."""
 IDLE = 8
 """Texts outside the batch whose caches are kept: a preempted request may come back."""
-
-Lengths = Callable[[Sequence[Drafter], Sequence[int]], list[int]]
-"""Chooses how many tokens to draft for each request, by its drafter at the root and its number of
-committed tokens.
-"""
 
 
 @dataclass
@@ -85,12 +80,11 @@ class Proposals:
 
     Args:
         drafter: of which every text gets a fork.
-        lengths: chooses how many tokens to draft; None: always `max_tokens`.
         max_tokens: drafted at a time.
     """
 
-    def __init__(self, drafter: Drafter, lengths: Lengths | None, max_tokens: int):
-        self.drafter, self.lengths, self.max_tokens = drafter, lengths, max_tokens
+    def __init__(self, drafter: Drafter, max_tokens: int):
+        self.drafter, self.max_tokens = drafter, max_tokens
         # By row of the last batch, then those that left it, the latest first.
         self.followed: list[Followed] = []
         self._rng = Rng.seeded(0)
@@ -108,12 +102,9 @@ class Proposals:
         limit = min(max_length, self.drafter.max_context)
         asked = {i: np.asarray(text) for i, text in enumerate(texts) if 2 <= len(text) < limit}
         now, sizes = self._found([*asked.values()]), [len(text) for text in asked.values()]
-        chosen = [self.max_tokens] * len(now)
-        if self.lengths and now:
-            chosen = self.lengths([one.drafter for one in now], sizes)
         drafted: list[list[int]] = [[] for _ in texts]
-        for row, one, length, size in zip(asked, now, chosen, sizes, strict=True):
-            one.tree = self._path(one, min(length, self.max_tokens, limit - size))
+        for row, one, size in zip(asked, now, sizes, strict=True):
+            one.tree = self._path(one, min(self.max_tokens, limit - size))
             drafted[row] = one.tree.tokens[1:]
         return drafted
 

@@ -1,9 +1,8 @@
-"""Drafts inside vLLM: a draft model or n-grams, with a length for each request and step.
+"""Drafts inside vLLM: a draft model or n-grams.
 
     from nde_talf import for_vllm
 
-    llm = LLM(TARGET, **for_vllm(draft="runs/x/pair/draft",
-    selector="runs/x/selector/export/traversal", tokens=8))
+    llm = LLM(TARGET, **for_vllm(draft="runs/x/pair/draft", tokens=4))
 
 vLLM's V1 runner imports `Proposer` by name, as speculative_config={"method": "custom_class", ...}
 asks, and hands our options to it in `additional_config`. vLLM does not ask for the draft's
@@ -13,86 +12,48 @@ what has run.
 """
 
 import warnings
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from packaging.specifiers import SpecifierSet
-from pydantic import Field
 
 from nde_talf.data.engines.vllm import import_vllm
 from nde_talf.data.engines.vllm_speculation import sampling_fault
 from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import Advice, UserError
-from nde_talf.decoding.common.settings import (
-    Amount,
-    Share,
-    Text,
-    settings,
-    validated,
-)
 from nde_talf.decoding.drafters.ngram import NgramDrafter
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
-from nde_talf.integrations.batch_drafting import Lengths, Proposals
+from nde_talf.integrations.batch_drafting import Proposals
 from nde_talf.integrations.transformers import NGRAM, drafter_of, is_head
-from nde_talf.selector.network import Selector
-from nde_talf.selector.path_lengths import LONGEST_PATH, PathLengths
 
 KEY = "nde_talf"
-"""Under which vLLM's `additional_config` holds our options."""
+"""Under which vLLM's `additional_config` holds `draft`."""
 SUPPORTED = SpecifierSet("==0.32.*", prereleases=True)
 """vLLM's versions in which the proposer has run: its interface may change with each."""
 
 
-@settings("for_vllm")
-class Options:
-    """Arguments of `for_vllm`, which explains them: they say how the proposer drafts."""
-
-    draft: Text = ""
-    selector: Text | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
-    top_p: Share = 1.0
-    overhead_ms: Amount = 0.0
-
-    def __post_init__(self) -> None:
-        if not self.draft:
-            raise UserError("for_vllm(draft=): name the folder of a draft model, or 'ngram'.")
-        if self.draft == NGRAM and self.selector:
-            raise UserError(
-                "for_vllm(selector=): a selector looks at a draft model's hidden states, and"
-                " n-grams have none. Leave it out, or give draft= the folder of a model."
-            )
-        for name in ("draft", "selector"):
-            path = getattr(self, name)
-            if path and (name, path) != ("draft", NGRAM) and not Path(path).exists():
-                raise UserError(
-                    f"for_vllm({name}={path!r}): there is no such folder or file, seen from"
-                    f" {Path.cwd()}."
-                )
-        if self.draft != NGRAM and is_head(Path(self.draft)):
-            raise UserError(
-                f"for_vllm(draft={self.draft!r}): it is a draft head, which needs the target's"
-                " hidden states, and vLLM gives a proposer none. Serve it by vLLM's own method:"
-                " nde_talf.data.engines.vllm_speculation.head_method(folder, tokens)."
-            )
-
-    @classmethod
-    def read(cls, given: Any) -> "Options":
-        """The options that a vLLM configuration holds. Raises UserError for an unknown key."""
-        try:
-            return validated(given, cls)
-        except UserError as error:
-            raise UserError(
-                f"additional_config[{KEY!r}]: {error} Make it with nde_talf.for_vllm."
-            ) from error
+def checked_draft(draft: Any) -> str:
+    """Return `draft`. Raises UserError unless it is "ngram" or the folder of a draft model."""
+    named = f"for_vllm(draft={draft!r})"
+    if not draft or not isinstance(draft, str):
+        raise UserError(
+            f"{named}, which is additional_config[{KEY!r}]: name the folder of a draft model, or"
+            " 'ngram'."
+        )
+    if draft != NGRAM and not Path(draft).exists():
+        raise UserError(f"{named}: there is no such folder or file, seen from {Path.cwd()}.")
+    if draft != NGRAM and is_head(Path(draft)):
+        raise UserError(
+            f"{named}: it is a draft head, which needs the target's hidden states, and vLLM gives a"
+            " proposer none. Serve it by vLLM's own method:"
+            " nde_talf.data.engines.vllm_speculation.head_method(folder, tokens)."
+        )
+    return draft
 
 
 @checked
-def for_vllm(
-    draft: str | Path, selector: str | Path | None = None, tokens: Positive = 8, **options: Any
-) -> dict[str, Any]:
+def for_vllm(draft: str | Path, tokens: Positive = 8) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` with which it drafts by `Proposer`.
 
     On the command line they are `--speculative-config` and `--additional-config`, as JSON.
@@ -100,25 +61,18 @@ def for_vllm(
     Args:
         draft: folder of a draft model with the target's tokenizer, or "ngram": what followed the
             same words before.
-        selector: folder of a selector that was trained with selector.features=draft; it chooses how
-            many tokens each request drafts at each step. None: `tokens` at every step, or with
-            n-grams up to that many, as far as there are some.
-        tokens: the largest number of tokens drafted at a time; at most 16 with a selector.
-        options: temperature and top_p, those that most requests sample with, for which the
-            selector chooses; overhead_ms, what vLLM takes in a step beside the models' passes.
+        tokens: tokens drafted at a time; with n-grams up to that many, as far as there are some.
 
     Raises:
-        UserError: an option cannot be used.
+        UserError: the draft cannot be used.
     """
-    if selector is not None and tokens > LONGEST_PATH:
-        raise UserError(f"tokens={tokens}: selectors know paths of 1 to {LONGEST_PATH}.")
-    own = Options(str(draft), None if selector is None else str(selector), **options)
+    own = checked_draft(str(draft))
     method = {
         "method": "custom_class",
         "model": f"{Proposer.__module__}.{Proposer.__qualname__}",
         "num_speculative_tokens": tokens,
     }
-    return {"speculative_config": method, "additional_config": {KEY: asdict(own)}}
+    return {"speculative_config": method, "additional_config": {KEY: own}}
 
 
 class Proposer:
@@ -126,13 +80,13 @@ class Proposer:
 
     Raises:
         UserError: another version of vLLM; options that cannot be used; a draft of another
-            tokenizer; a selector that needs the target's features.
+            tokenizer.
     """
 
     def __init__(self, vllm_config: Any):
         check_version(import_vllm().__version__)
         self.config = vllm_config
-        self.options = Options.read((vllm_config.additional_config or {}).get(KEY, {}))
+        self.draft = checked_draft((vllm_config.additional_config or {}).get(KEY))
         self.max_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self.proposals: Proposals | None = None
         processes = vllm_config.parallel_config.world_size
@@ -152,17 +106,17 @@ class Proposer:
 
     def load_model(self, target: Any) -> None:
         """VLLM calls this once, with its own target, which is not looked at."""
-        model, options, most = self.config.model_config, self.options, self.max_tokens
+        model, most = self.config.model_config, self.max_tokens
         rows = model.get_vocab_size()
-        if options.draft == NGRAM:
-            self.proposals = Proposals(NgramDrafter(rows), None, most)
+        if self.draft == NGRAM:
+            self.proposals = Proposals(NgramDrafter(rows), most)
             return
         dtype = str(model.dtype).removeprefix("torch.")
         device = str(self.config.device_config.device)
-        draft = CausalModel.load(options.draft, device, dtype, "for_vllm: draft")
-        name = f"for_vllm(draft=) {options.draft}"
+        draft = CausalModel.load(self.draft, device, dtype, "for_vllm: draft")
+        name = f"for_vllm(draft=) {self.draft}"
         drafter = drafter_of(draft, name, model.tokenizer or model.model, rows)
-        self.proposals = Proposals(drafter, self._lengths(draft), most)
+        self.proposals = Proposals(drafter, most)
 
     def propose(
         self,
@@ -187,15 +141,6 @@ class Proposer:
             for row, sampled in enumerate(sampled_token_ids)
         ]
         return self.proposals.propose(texts, self.config.model_config.max_model_len)
-
-    def _lengths(self, draft: CausalModel) -> Lengths | None:
-        options = self.options
-        if options.selector is None:
-            return None
-        setting = SamplingSetting(options.temperature, options.top_p)
-        selector = Selector.from_pretrained(options.selector)
-        late = options.overhead_ms / 1000
-        return PathLengths(selector, draft, self.max_tokens, setting, overhead=late).choose
 
 
 def check_version(version: str) -> None:

@@ -1,7 +1,6 @@
 """Recommend an engine's settings from a run's traces and latency table, for `nde recommend`."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from nde_talf.evaluation.recommendation import (
     sglang_options,
     vllm_config,
 )
-from nde_talf.pipelines.commands.recommend import STOPS, RecommendConfig
+from nde_talf.pipelines.commands.recommend import RecommendConfig
 from nde_talf.pipelines.config.schema import MEASURED, TABLE, table_file
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
@@ -46,17 +45,12 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
             f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
             " or add it to traces.settings."
         )
-    if made["draft_temperature"] == "raw":
-        console.print(
-            "! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp"
-            " it like the target"
-        )
     table = _table(config, run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (one_traffic(roots, names) for roots in splits)
     best = recommend(training, others, table, rule)
     method = _method(run, made["drafter"])
-    choice = (method, best.lengths, rule, [SETTINGS[name] for name in names])
+    choice = (method, best.path.tree.depth, rule, [SETTINGS[name] for name in names])
     vllm, sglang = vllm_config(*choice), sglang_options(*choice)
     figures = {
         "settings": names,
@@ -69,10 +63,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     out = run.folders[0] / FOLDER
     refuse_link(out)
-    lines = [
-        "vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch"
-        " size."
-    ]
+    lines = ["vLLM, SGLang: do not speculate; plain decoding is faster than every path."]
     if vllm is None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
@@ -81,26 +72,11 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
         lines = [
             f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
             f"SGLang: {' '.join(sglang)}",
-            end_of_drafting(best.lengths),
+            "These prices are of one request at a time: the more at once, the less drafting pays.",
         ]
     write_json(out / "recommend.json", figures)
     for line in (*lines, f"Figures: {out}/recommend.json"):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def end_of_drafting(lengths: Sequence[int]) -> str:
-    """Say from which batch size on plain decoding is best.
-
-    lengths: tokens to draft in batches of 1, 2, ...; 0: plain decoding. One of them is above 0.
-    """
-    last = max(count for count, length in enumerate(lengths, 1) if length)
-    if last == len(lengths):
-        return (
-            f"On training prompts drafting is faster in all batches up to {last}, the largest that"
-            " this latency table knows. Where an interval above is not all above 1, it may gain"
-            " nothing."
-        )
-    return f"{STOPS.format(last + 1)} vLLM stops there; SGLang's options draft at every size."
 
 
 def _method(run: Run, drafter: str) -> Method:
@@ -163,11 +139,7 @@ def _shown(title: str, best: Recommendation) -> Table:
     """Tabulate the figures of held-out roots."""
     columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
     table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
-    shapes = {
-        f"batch of {count}: {shape.tree.depth or 'no'} drafted": shape
-        for count, shape in best.paths.items()
-    }
-    shapes |= {
+    shapes = {f"a path: {best.path.tree.depth or 'no'} drafted": best.path} | {
         f"{TITLES[name]}: {tuple(shape.tree) if shape.tree != NONE else 'plain'}": shape
         for name, shape in best.trees.items()
     }

@@ -15,6 +15,7 @@ from nde_talf.data.text.conversation import (
     UnsuitedError,
     and_skipped,
     question,
+    shown,
 )
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
@@ -52,7 +53,7 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     skipped: Counter[str] = Counter()
     for row in rows:
         try:
-            asked[str(question(row, rendered))] = None
+            asked[shown(question(row, rendered))] = None
         except UnsuitedError as error:
             skipped[str(error)] += 1
     texts = [*asked]

@@ -231,9 +231,8 @@ class EvaluationConfig:
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """For ngram: what is looked up in the text, and how much of it is drafted."""
     draft_temperature: Text = "auto"
-    """Warp of the draft: match, raw or a temperature (docs/decoding.md); auto: as
-    traced where trees are chosen by labels (traces.draft_temperature), else what fits a policy's
-    trees.
+    """Warp of the draft: match, raw or a temperature (docs/decoding.md); auto: what fits a policy's
+    trees, and match where trees are chosen by labels.
     """
     prompts: Count | None = 14
     """Number of held-out prompts, none of which was traced.

@@ -25,10 +25,11 @@ from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documen
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
-from nde_talf.data.text.corpus import short_hash, split_documents
+from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.settings import SELF
+from nde_talf.data.text.settings import SELF, SELF_MADE
 from nde_talf.data.traces.store import TraceStore
+from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.pipelines.config.own_files import framed, shortened, show
@@ -146,7 +147,7 @@ def _self_made(
     )
     store = TraceStore(folders["draft"] / "questions", "questions")
     most, seed, size = made.tokens or TURN, config.seed + SEED, config.engine.batch
-    own = SelfMade(store, engine, encoder.tokenizer, opening, made.setting, most, size, seed)
+    own = SelfMade(store, engine, encoder.tokenizer, opening, SELF_MADE, most, size, seed)
     texts = own.texts(made.count, held_out)
     return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
 

@@ -22,7 +22,7 @@ from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.sampling_setting import (
     AUTO,
-    SamplingSetting,
+    MATCH,
     read_draft_temperature,
 )
 from nde_talf.decoding.threads import threads
@@ -61,7 +61,7 @@ def settings(config: Config) -> dict[str, Any]:
     for group in {"policies", "ngram"} - asked:
         del chosen[group]
     traces, nobody = config.traces, config.drafter == "nobody"  # then they are no stage of the run
-    alone = {"tuned": [traces.train_prompts, traces.draft_temperature]} if nobody else {}
+    alone = {"tuned": traces.train_prompts} if nobody else {}
     return {
         **timed_on(config),
         **alone,
@@ -158,7 +158,8 @@ def _benches(
 ) -> dict[str, Bench]:
     """Make the parts of the methods of every sampling setting, by the setting's name."""
     evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
-    texts, drawn = [prompt.tokens for prompt in tuning], _draft_setting(config)
+    texts = [prompt.tokens for prompt in tuning]
+    drawn = read_draft_temperature(evaluation.draft_temperature)
     roots, table = _labels_and_prices(config, folders) if draft else (None, None)
     head = _beside(config, folders, target, fixed)
     parts_by_setting = {}
@@ -205,12 +206,6 @@ def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots,
     return roots, LatencyTable.load(folders["latency"] / TABLE)
 
 
-def _draft_setting(config: Config) -> SamplingSetting | str:
-    """Return the warp of the draft; where none is asked for, an unwarped draft stays as traced."""
-    asked, traced = config.evaluation.draft_temperature, config.traces.draft_temperature
-    return read_draft_temperature(traced if (asked, traced) == (AUTO, "raw") else asked)
-
-
 def _policies(
     evaluation: EvaluationConfig, temperature: float
 ) -> Iterator[tuple[str, tuple[TreePolicy, str]]]:
@@ -244,13 +239,12 @@ def _groups(config: Config) -> set[str]:
 
 def _notices(config: Config, assists: bool) -> Iterator[str]:
     """Name what was asked for and is left out, or is worse than it could be."""
-    groups, labelled = _groups(config), config.traces.draft_temperature
-    asked = config.evaluation.draft_temperature
-    if asked not in (AUTO, labelled) and {"selector", "rules", "baselines"} & groups:
+    groups, asked = _groups(config), config.evaluation.draft_temperature
+    if asked not in (AUTO, MATCH) and {"selector", "rules", "baselines"} & groups:
         yield (
-            f"! evaluation.draft_temperature={asked}, but the labels that choose trees were made"
-            f" with traces.draft_temperature={labelled}: these trees may be poor ones. The text"
-            " stays lossless."
+            f"! evaluation.draft_temperature={asked}, but the labels that choose trees are of"
+            " drafts warped as the target is: these trees may be poor ones. The text stays"
+            " lossless."
         )
     if left_out := {*config.evaluation.methods} - groups:
         yield f"· no {', '.join(sorted(left_out))}: no draft model drafts here"

@@ -11,7 +11,6 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import L1_MAX, L2_MAX
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.models.static_shapes import MARGIN
-from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import TABLE, Config
 from nde_talf.pipelines.runs.manifest import read_manifest
@@ -19,7 +18,7 @@ from nde_talf.pipelines.runs.run_models import load_drafted, needs, timed_on
 from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.prices import AGREE, LatencyTable
-from nde_talf.selector.profiling import Conditions, measure_latency
+from nde_talf.selector.profiling import measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -33,7 +32,6 @@ def settings(config: Config) -> dict[str, Any]:
         "threads": config.evaluation.threads,
         "verifiers": traces.verifiers,
         "settings": traces.settings,
-        "draft_temperature": traces.draft_temperature,
         "new_tokens": traces.new_tokens,
     }
 
@@ -51,10 +49,9 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         where = sorted({*contexts})
         console.print(f"timing steps of the loop at contexts of {where} tokens ...", style="dim")
         settings = [SETTINGS[name] for name in traces.settings]
-        raw = RAW if traces.draft_temperature == "raw" else None
-        conditions = Conditions(settings, config.model.static_shapes, raw)
-        repeats = config.latency.repeats
-        table = measure_latency(*models, text, contexts, traces.verifiers, repeats, conditions)
+        repeats, static = config.latency.repeats, config.model.static_shapes
+        measured = *models, text, contexts, traces.verifiers
+        table = measure_latency(*measured, repeats, settings, static)
         if not config.latency.accepts_noise(not config.model.target):
             table.check_quiet(place)
         elif table.disagreement > AGREE:

@@ -37,7 +37,7 @@ from nde_talf.data.text.prompts import (
     make_prompt,
     prompts_from_documents,
 )
-from nde_talf.data.text.settings import ANSWERS, SELF, STANDARD_LIBRARY
+from nde_talf.data.text.settings import ANSWERS, SELF, SELF_MADE, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import ChatTemplate
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
@@ -171,7 +171,7 @@ def _self_made(
         engine,
         tokenizer,
         opening,
-        made.setting,
+        SELF_MADE,
         longest,
         size,
         config.seed,

@@ -13,7 +13,6 @@ from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.sampling.sampling_setting import RAW
 from nde_talf.decoding.threads import threads
 from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
@@ -22,7 +21,7 @@ from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.network import Selector
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
+from nde_talf.selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
 from nde_talf.selector.training import CrossFit, train_selector
 
 
@@ -38,11 +37,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     folder, asked = folders["selector"], config.selector
     models = load_drafted(config, folders)
     table = latency_table(config, folders, models)
-    raw = config.traces.draft_temperature == "raw"
-    drawn = (RAW.temperature, RAW.top_p) if raw else None
     splits = roots_of(folders["traces"], config.traces.verifiers)
-    if asked.features == "draft":
-        splits = draft_only(splits[0]), draft_only(splits[1])
     size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
     console.print(size)
     report = {}
@@ -56,7 +51,6 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             selector, crossed = train_selector(
                 training, held_out, asked, folder / "training" / name, tracker.loggers(name), name
             )
-            selector.schema = replace(selector.schema, draft_setting=drawn)
             _tell(name, splits[0].settings, selector, crossed)
             found = evaluate_offline(selector, training, held_out)
             report[name] = {asked.table: found}

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder, encode_dialogues
 from nde_talf.data.dialogues.read import Dialogue, in_order
+from nde_talf.data.text.conversation import UnsuitedError
 from nde_talf.data.text.templates import ChatTemplate
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 from tests.refusal import refusal
@@ -86,8 +87,6 @@ def showing(answer: str, question: str = "Q {{ turn.content }}\nA ") -> str:
 
 
 THINKING = "{{ '<think>' ~ turn.reasoning_content ~ '</think>' if turn.reasoning_content }}"
-CALLING = "{% for call in turn.tool_calls %}<call>{{ call.function | tojson }}{% endfor %}"
-CALL = {"type": "function", "function": {"name": "clock"}}
 
 
 @pytest.mark.parametrize(
@@ -95,20 +94,14 @@ CALL = {"type": "function", "function": {"name": "clock"}}
     [
         (THINKING, {"reasoning_content": "Two."}, "<think>Two.</think>4<|im_end|>"),
         ("", {"reasoning_content": "Two."}, "4<|im_end|>"),
-        ("", {"tool_calls": [CALL]}, "4"),
-        ("CALL", {"tool_calls": [CALL]}, '4<call>{"name": "clock"}<|im_end|>'),
-        ("CALL", {"tool_calls": [CALL], "content": ""}, '<call>{"name": "clock"}<|im_end|>'),
     ],
 )
-def test_thoughts_and_calls_are_learnt_where_the_template_shows_them(answer, turn, taught):
-    tokenizer = family_tokenizer("qwen2", ["a few words", '<think>Two.</think><call>{"name":'])
-    before, after = (answer, "") if answer != "CALL" else ("", CALLING)
-    encoder = ChatEncoder(
-        tokenizer, showing(before + "{{ turn.content }}" + after + "<|im_end|>\n")
-    )
+def test_thoughts_are_learnt_where_the_template_shows_them(answer, turn, taught):
+    tokenizer = family_tokenizer("qwen2", ["a few words", "<think>Two.</think>"])
+    encoder = ChatEncoder(tokenizer, showing(answer + "{{ turn.content }}<|im_end|>\n"))
     asked = {"role": "user", "content": "2 + 2?"}
     row = in_order([asked, {"role": "assistant", "content": "4", **turn}])
-    (document,) = encoder.documents(Dialogue("one", row, tools=[{"name": "clock"}]))
+    (document,) = encoder.documents(Dialogue("one", row))
     assert counted(encoder, document)[0][1] == taught
 
 
@@ -117,15 +110,16 @@ def test_a_template_is_tried_before_it_is_trusted(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     says = "{{ m.role }} {{ m.content }}<|im_end|>"
-    odd = "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    odd = "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     said = [{"role": who, "content": f"by {who}"} for who in ("system", "user", "assistant")]
     whole = "".join(f"{m['role']} {m['content']}<|im_end|>" for m in said)
-    for template, shown in (
-        (says, whole),
-        (odd + says, whole.partition("<|im_end|>")[2]),
-    ):
-        chat = ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
-        assert chat.render(said) == shown
+    chats = [
+        ChatTemplate(tokenizer, "key", "{% for m in messages %}" + template + "{% endfor %}")
+        for template in (says, odd + says)
+    ]
+    assert chats[0].render(said) == whole
+    with pytest.raises(UnsuitedError, match="that the template refuses"):
+        chats[1].render(said)
     for template in (
         "{{ m.role }}",
         "{{ m.content[:5] }}",

@@ -1,12 +1,12 @@
-"""Conversations of rows: what is asked, by whom and with which tools."""
+"""Conversations of rows: what is asked, and by whom."""
 
 import pytest
 
 from nde_talf.data.text.conversation import (
+    UnsuitedError,
     in_order,
     question,
     question_keys,
-    with_columns,
 )
 from nde_talf.data.text.row_template import RowTemplate
 
@@ -31,22 +31,25 @@ ONE = chat("system: Be kind.", "user: One?", "assistant: 1", "user: Two?")
         ({"messages": ONE[:2], "system_prompt": "Be odd."}, ONE[:2]),
         ({"messages": [*ONE[1:], ONE[1]]}, ONE[1:]),
         ({"messages": ["One?", "Two?"]}, ONE[1:2]),
-        ({"messages": [*ONE[1:3], *chat("tool: x", "assistant: 2")]}, ONE[1:2]),
+        ({"messages": [*ONE[1:2], *chat("assistant: 2")]}, ONE[1:2]),
         ({"messages": chat("developer: Be kind.", "human: One?")}, ONE[:2]),
     ],
 )
 def test_a_prompt_is_the_conversation_up_to_its_last_question(row, shown):
-    assert asked(row).messages == shown
+    assert asked(row) == shown
 
 
-def test_tools_may_be_texts_of_json_and_arguments_are_objects():
-    call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
-    turns = [ONE[1], {"role": "assistant", "content": None, "tool_calls": [call], "id": None}]
-    messages = in_order([*turns, {"from": "observation", "value": "x"}])
-    made = with_columns(messages, {"tools": '[{"name": "f"}]'}, [])
-    assert made.tools == [{"name": "f"}] and [m["role"] for m in messages][2] == "tool"
-    called = {"function": {"name": "f", "arguments": {"a": 1}}}
-    assert messages[1] == {"role": "assistant", "content": "", "tool_calls": [called]}
+@pytest.mark.parametrize(
+    "turns,words",
+    [
+        ([*ONE[1:3], {"role": "user", "content": "x", "tool_calls": [{}]}], "with a tool call"),
+        ([*ONE[1:3], {"from": "observation", "value": "x"}], "with an unknown role"),
+        (ONE[:1] * 2 + ONE[1:], "out of order"),
+    ],
+)
+def test_conversations_with_tools_or_out_of_order_are_unsuited(turns, words):
+    with pytest.raises(UnsuitedError, match=words):
+        in_order(turns)
 
 
 def test_a_question_is_known_by_all_of_it_alone_and_after_those_before():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nde_talf import VERIFIERS, Action, Delayed
-from nde_talf.decoding.actions import ACTIONS, TREES, action_space, tree_index
+from nde_talf.decoding.actions import ACTIONS, TREES, action_space, canonical
 from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.testing import expectation
@@ -77,4 +77,4 @@ def test_super_tree_estimates_are_unbiased(name, kind, size, seed, vocabulary):
 
 def test_default_columns_are_the_233_trees():
     assert (len(ACTIONS), len(TREES)) == (324, 233)
-    assert tree_index(Action(4, 5, 0)) == tree_index(Action(1, 2, 3)) == tree_index(Action(1, 0, 5))
+    assert canonical(Action(4, 5, 0)) == canonical(Action(1, 2, 3)) == Action(1, 0, 5)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from nde_talf import Action, SamplingSetting
-from nde_talf.decoding.actions import TREES, tree_index
+from nde_talf.decoding.actions import TREE_INDEX, TREES, canonical
 from tests.selector import examples
 from tests.selector.examples import TABLE
 
@@ -19,7 +19,7 @@ def roots(best, count=40):
     """Labels under which the tree of `best` is the best one for its rule, at every root."""
     labels = {rule: torch.ones(count, 2, len(TREES)) for rule in best}
     for rule, tree in best.items():
-        labels[rule][:, :, tree_index(tree)] = 9.0
+        labels[rule][:, :, TREE_INDEX[canonical(tree)]] = 9.0
     return replace(examples.roots(count, 0), samples=labels, kind=["code"] * count)
 
 

@@ -12,7 +12,7 @@ from nde_talf import (
     SamplingSetting,
     Selector,
 )
-from nde_talf.decoding.actions import tree_index
+from nde_talf.decoding.actions import TREE_INDEX, canonical
 from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.methods import (
     GROUPS,
@@ -65,7 +65,7 @@ def selector(rule, tree, learned):
     made = Selector(
         SelectorSchema(16, 16, (rule,), ((1.0, 1.0),), (learned,), hidden=(8, 8), width=4)
     )
-    made.static_efficiency[0, tree_index(tree)] = 9.0
+    made.static_efficiency[0, TREE_INDEX[canonical(tree)]] = 9.0
     return made
 
 

@@ -10,9 +10,8 @@ from nde_talf import Action, LatencyTable, SamplingSetting
 from nde_talf.data.engines.vllm_speculation import draft_method
 from nde_talf.decoding.actions import TREES
 from nde_talf.evaluation.recommendation import (
-    lengths_by_batch,
+    NONE,
     one_traffic,
-    ranges,
     recommend,
     sglang_options,
     vllm_config,
@@ -25,14 +24,9 @@ from tests.evaluation import labelled
 from tests.refusal import refusal
 from tests.vllm_process import in_process
 
-# A pass over 1, 4 and 17 rows of one sequence takes 1 s; of four sequences 1, 8 and 40 s. A draft
-# pass takes 0.1 s.
-PASSES = {"target": [[1.0, 1.0, 1.0]] * 2, "draft": [[0.1, 0.1]] * 2}
-SEVERAL = {
-    "target_batch": [PASSES["target"], [[1.0, 8.0, 40.0]] * 2],
-    "draft_batch": [PASSES["draft"]] * 2,
-}
-TABLE = LatencyTable([1, 100], [1, 4, 17], [1, 4], **PASSES, sequences=[1, 4], **SEVERAL)
+# A pass over 1, 4 and 17 rows takes 1 s, and a draft pass 0.1 s.
+TABLE = LatencyTable([1, 100], [1, 4, 17], [1, 4], [[1.0, 1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
+DEAR = replace(TABLE, target=[[1.0, 8.0, 40.0]] * 2)
 DEPTHS = torch.tensor([tree.depth for tree in TREES])
 SAMPLED = [SamplingSetting(0.6)]
 
@@ -51,47 +45,20 @@ def roots(count=80, lengths=(3, 3)):
     )
 
 
-def test_a_batch_is_priced_by_its_own_passes():
-    table = replace(
-        TABLE,
-        first=[0.2, 0.2],
-        autoregressive=[0.9, 0.9],
-        verify={"naivetree": [0.1, 0.1, 0.1]},
-        draft_batch=[PASSES["draft"], [[0.4, 0.4]] * 2],
-        target_batch=[PASSES["target"], [[4.0, 8.0, 40.0]] * 2],
-    )
-    two = table.batched(2)  # a third of the way from 1 to 4
-    assert two.target[0] == pytest.approx([2, 10 / 3, 14]) and two.draft[0] == pytest.approx(
-        [0.2, 0.2]
-    )
-    assert two.first == pytest.approx([0.4, 0.4]) and two.autoregressive == pytest.approx(
-        [1.8, 1.8]
-    )
-    assert two.verify["naivetree"] == pytest.approx([0.2] * 3) and table.batched(1) is table
-    with refusal("5 sequences: this latency table prices 1 to 4"):
-        table.batched(5)
-    with refusal("prices 1 to 1"):
-        labelled.TABLE.batched(2)
-
-
-def test_the_best_length_by_batch_is_the_one_that_pays():
-    """By hand: 4 tokens in 1.3 s for one sequence, 2 times 4 in 3.63 s for two; for three, plain
-    decoding is faster.
-    """
-    lengths = lengths_by_batch(roots(), TABLE, "standard")
-    assert lengths == [3, 3, 0, 0]
+def test_the_best_length_is_the_one_that_pays():
+    """By hand: 4 tokens in 1.3 s; where 4 rows take 8 s, plain decoding is faster."""
+    best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
+    assert best.path.tree == Action(1, 0, 3)
     # Of three tokens on even prompts and none on odd ones, 2 drafted are best for both: (1.2 / 3 +
     # 1.2) / 2 = 0.8 s a token.
-    assert lengths_by_batch(roots(lengths=(3, 0)), TABLE, "standard")[0] == 2
-    assert lengths_by_batch(roots(), labelled.TABLE, "standard") == [3]
-    best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
-    assert best.lengths == lengths
-    assert [choice.tree.depth for choice in best.paths.values()] == lengths
+    uneven = recommend(roots(lengths=(3, 0)), roots(), TABLE, "standard")
+    assert uneven.path.tree == Action(1, 0, 2)
     assert list(best.trees) == ["naivetree"] and best.trees["naivetree"].tree.depth == 3
-    one, four = best.paths[1], best.paths[4]  # on the other roots, of which two tokens are accepted
-    assert one.block_efficiency == pytest.approx(3)
-    assert one.tokens_per_second == one.speedup == pytest.approx([3 / 1.3] * 3)
-    assert one.plain == 1 and four.tokens_per_second == [4, 4, 4] and four.speedup == [1, 1, 1]
+    # on the other roots, of which two tokens are accepted
+    assert best.path.block_efficiency == pytest.approx(3)
+    assert best.path.tokens_per_second == best.path.speedup == pytest.approx([3 / 1.3] * 3)
+    plain = recommend(roots(), roots(), DEAR, "standard").path
+    assert plain.tree == NONE and plain.tokens_per_second == plain.speedup == [1, 1, 1]
 
 
 def test_settings_are_one_traffic_and_labels_that_are_not_there_are_named():
@@ -99,50 +66,46 @@ def test_settings_are_one_traffic_and_labels_that_are_not_there_are_named():
     assert len(one_traffic(both, ["t0.6"])) == 40 and len(one_traffic(both, ["t1.0", "t0.6"])) == 80
     assert int(one_traffic(both, ["t1.0"]).setting.max()) == 0
     with refusal("rejection=block: the traces hold no labels of traversal or gbv"):
-        lengths_by_batch(roots(), TABLE, "block")
+        recommend(roots(), roots(), TABLE, "block")
 
 
 METHOD = draft_method("draft", 1)
 PROBABILISTIC = {"draft_sample_method": "probabilistic"}
-SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]}
 
 
 @pytest.mark.parametrize(
-    ("lengths", "rule", "setting", "added"),
+    ("length", "rule", "setting", "added"),
     [
-        ([3, 3, 0, 0], "standard", 0.6, {"num_speculative_tokens": 3} | SCHEDULE | PROBABILISTIC),
-        ([2, 2], "block", 0.0, {"num_speculative_tokens": 2}),
+        (3, "standard", 0.6, {"num_speculative_tokens": 3} | PROBABILISTIC),
+        (2, "block", 0.0, {"num_speculative_tokens": 2}),
         (
-            [2],
+            2,
             "block",
             0.6,
             {"num_speculative_tokens": 2, "rejection_sample_method": "block"} | PROBABILISTIC,
         ),
     ],
 )
-def test_vllms_configuration(lengths, rule, setting, added):
-    assert vllm_config(METHOD, lengths, rule, [SamplingSetting(setting)]) == METHOD | added
-    assert vllm_config(METHOD, [0, 0], rule, SAMPLED) is None
-    assert ranges([3, 3, 2, 0]) == [(1, 2, 3), (3, 3, 2), (4, 4, 0)]
+def test_vllms_configuration(length, rule, setting, added):
+    assert vllm_config(METHOD, length, rule, [SamplingSetting(setting)]) == METHOD | added
+    assert vllm_config(METHOD, 0, rule, SAMPLED) is None
 
 
 def test_sglangs_options():
-    assert sglang_options(METHOD, [0, 0], "standard", SAMPLED) == []
-    options = sglang_options(METHOD, [3, 0], "standard", SAMPLED)
+    assert sglang_options(METHOD, 0, "standard", SAMPLED) == []
+    options = sglang_options(METHOD, 3, "standard", SAMPLED)
     assert options[0].endswith("STANDALONE") and "--speculative-num-draft-tokens 4" in options
     head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
     assert {
         "--speculative-algorithm EAGLE3",
         "--speculative-num-steps 3",
         "--speculative-use-rejection-sampling",
-    } <= set(sglang_options(head, [3, 3, 0], "standard", SAMPLED))
+    } <= set(sglang_options(head, 3, "standard", SAMPLED))
 
 
 IN_VLLM = """
 import json, sys
 from pathlib import Path
-
-from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from benchmarks.lossless import tiny_pair
 from nde_talf.data.engines.vllm import open_llm, sampling_params
@@ -152,8 +115,6 @@ if __name__ == "__main__":
     config = json.load(open(sys.argv[1]))
     target, config["model"] = tiny_pair(Path(sys.argv[1]).parent, 0)
     llm = open_llm(target, "float32", 128, speculative_config=config, disable_log_stats=False)
-    read = llm.llm_engine.vllm_config.speculative_config
-    schedule = read.num_speculative_tokens_per_batch_size
     texts, drafts = [], []
     for count in (1, 4):
         prompts = [{"prompt_token_ids": [at, 1, 2, 3]} for at in range(count)]
@@ -162,22 +123,18 @@ if __name__ == "__main__":
         counted = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_draft_tokens"]
         drafts.append(sum(counted))
     llm.llm_engine.engine_core.shutdown()
-    lookup = build_dynamic_sd_schedule_lookup(schedule, 6, read.num_speculative_tokens)
-    json.dump({"lookup": lookup, "texts": texts, "drafts": drafts}, open(sys.argv[2], "w"))
+    json.dump({"texts": texts, "drafts": drafts}, open(sys.argv[2], "w"))
 """
 
 
 @pytest.mark.vllm
 def test_vllm_takes_the_configuration_as_it_is(tmp_path):
-    """Four requests at once draft nothing by this schedule, and the text is the same greedy one."""
+    """Alone and beside three others a request gets the same greedy text, with drafts."""
     pytest.importorskip("vllm")
-    vllm = vllm_config(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
+    vllm = vllm_config(draft_method("", 1), 3, "standard", SAMPLED)
     loaded = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
-    assert loaded["lookup"] == [0, 3, 3, 0, 0, 0, 0]
-    assert (
-        loaded["texts"][1][0] == loaded["texts"][0][0]
-        and loaded["drafts"][0] == loaded["drafts"][1] > 0
-    )
+    assert loaded["texts"][1][0] == loaded["texts"][0][0]
+    assert 0 < loaded["drafts"][0] < loaded["drafts"][1]
 
 
 def test_before_training_the_best_path_is_that_of_the_stated_model(capsys):

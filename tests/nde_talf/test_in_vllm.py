@@ -1,9 +1,8 @@
-"""Our drafts inside the installed vLLM: four requests at once, preempted and resumed, by draft
-model, selector and n-grams.
+"""Our drafts inside the installed vLLM: four requests at once, preempted and resumed, by draft model
+and n-grams.
 """
 
 import importlib.util
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,14 +15,12 @@ from nde_talf import (
     LMDrafter,
     Rng,
     SamplingSetting,
-    Selector,
     SpeculativeDecoder,
     for_vllm,
 )
 from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.integrations.vllm import KEY
 from tests.decoding.pairs import tiny_pair
-from tests.selector.examples import TABLE, schema
 from tests.vllm_process import in_process
 
 pytestmark = [
@@ -60,7 +57,7 @@ def main(given):
     served = {"plain": texts(plain, given, given["prompts"])}
     plain.llm_engine.engine_core.shutdown()
     del plain
-    llm = opened(given, **given["asked"]["selector"])  # of all the one that drafts most tokens
+    llm = opened(given, **given["asked"]["fixed"])  # of all the one that drafts most tokens
     for name, asked in given["asked"].items():
         preempted = counted(llm, "vllm:num_preemptions")
         (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
@@ -127,24 +124,12 @@ def served(pair, prompts, tmp_path_factory):
         for model, name in zip(pair, ("target", "draft"), strict=True)
     )
     other = saved(pair[1], folder / "other", words[::-1])
-    torch.manual_seed(3)
-    made = Selector(schema(0, pair[1].hidden_size, sharpness=0.0, width=8, hidden=(16, 16)))
-    with torch.no_grad():
-        for weight in made.network.parameters():
-            weight.add_(torch.randn_like(weight))
-    made.table = TABLE
-    made.save_pretrained(folder / "selector")
-    made = Selector(replace(made.schema, target_hidden=64))
-    made.table = TABLE
-    made.save_pretrained(folder / "of-both")
     asked = {
         "fixed": for_vllm(draft, tokens=DRAFTED),
-        "selector": for_vllm(draft, folder / "selector", tokens=8),
         "ngram": for_vllm("ngram", tokens=3),
     }
     refused = [
         for_vllm(other),
-        for_vllm(draft, folder / "of-both"),
         {**asked["fixed"], "additional_config": {KEY: {"fast": 1}}},
     ]
     given = {
@@ -158,7 +143,7 @@ def served(pair, prompts, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("kind", ["fixed", "selector", "ngram"])
+@pytest.mark.parametrize("kind", ["fixed", "ngram"])
 def test_four_requests_at_once_get_the_text_of_plain_decoding(served, kind):
     """Some are preempted meanwhile, and they end at different times, so that rows move."""
     assert served[kind]["texts"] == served["plain"] and served[kind]["preempted"] > 0
@@ -181,7 +166,6 @@ def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(served, pair, prompt
 
 
 def test_what_it_cannot_use_is_refused_in_a_sentence(served):
-    tokenizer, features, unknown = served["refused"]
+    tokenizer, unknown = served["refused"]
     assert "for_vllm(draft=)" in tokenizer and "another vocabulary" in tokenizer
-    assert "selector.features=draft" in features
     assert "additional_config['nde_talf']" in unknown and "fast" in unknown

@@ -91,7 +91,7 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
 
 
 @pytest.mark.parametrize("row,template", TABLES["columns"])
-def test_columns_are_recognised(row, template, tmp_path):
+def test_columns_are_known_by_their_names(row, template, tmp_path):
     rows = load_table(write(tmp_path, "p.jsonl", [row]))
     assert question_template(rows, "file", "key") == template
 
@@ -119,7 +119,9 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
     printed = " ".join(capsys.readouterr().out.split())
     for part in ("prompts: 60, of at most", "for new ones", "vLLM samples", "latency: to do"):
         assert part in printed, printed
-    chats = write(tmp_path, "c.jsonl", [{"question": text, "answer": "yes"} for text in TEXTS[:60]])
+    said = [{"role": "assistant", "content": "yes"}]
+    rows = [{"messages": [{"role": "user", "content": text}, *said]} for text in TEXTS[:60]]
+    chats = write(tmp_path, "c.jsonl", rows)
     faulty = [*asked, "selector.table=nowhere", "traces.settings=[t0.2]", f"dialogues={chats}"]
     with refusal() as told:
         run(composed(Config, "model=tiny3", *in_full(faulty)))
@@ -128,7 +130,7 @@ def test_a_dry_run_reads_the_data_and_answers_for_another_machine(tmp_path, caps
 
 
 @pytest.mark.parametrize("row,turns", TABLES["layouts"])
-def test_layouts_of_dialogues_are_recognised(row, turns, tmp_path):
+def test_columns_of_turns_are_known_by_their_names(row, turns, tmp_path):
     rows = [json.loads(json.dumps(row).replace("{}", f"question {i}")) for i in range(60)]
     source = write(tmp_path, "c.jsonl", rows)
     if turns == 1:
@@ -137,6 +139,15 @@ def test_layouts_of_dialogues_are_recognised(row, turns, tmp_path):
     config = DialogueConfig(source=source, regenerate=turns == 1)
     dialogues, _ = read_dialogues(config, 0)
     assert len(dialogues) == 60 and len(dialogues[0].messages) == turns
+
+
+def test_dialogues_of_other_columns_are_asked_for(tmp_path):
+    rows = [{"question": f"question {i}", "answer": "b"} for i in range(3)]
+    config = DialogueConfig(source=write(tmp_path, "c.jsonl", rows))
+    with refusal(r"columns are question, answer\. Set dialogues\.column.*dialogues\.user"):
+        read_dialogues(config, 0)
+    named = replace(config, user="{question}", assistant="{answer}")
+    assert len(read_dialogues(named, 0)[0][0].messages) == 2
 
 
 def test_a_later_command_takes_the_rest_from_the_record(tmp_path):

@@ -88,7 +88,7 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
     nde_talf.pipelines.commands.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
     recommended = json.loads((out / "recommend.json").read_text())
-    assert recommended["settings"] == ["t0.6", "t1.0"] and "1" in recommended["paths"]
+    assert recommended["settings"] == ["t0.6", "t1.0"] and "path" in recommended
     if recommended["vllm"] is None:
         assert not (out / "vllm.json").exists()
     else:
@@ -195,7 +195,6 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         f"data.sets.file.source={prompts}",
         "data.sets.file.template='{turns}'",
         "data.sets.file.kind=chat",
-        "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
         "selector={verifiers: [gbv]}",
         "evaluation.methods=[rules,selector,head,policies]",

@@ -5,7 +5,6 @@ is the baseline.
 import warnings
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -82,33 +81,28 @@ def test_a_table_measured_under_load_or_of_another_shape_is_refused():
 
 
 @pytest.mark.slow
-def test_batches_of_sequences_are_an_axis_of_a_measured_table(monkeypatch):
+def test_a_measured_table_prices_plain_decoding_by_its_own_steps(monkeypatch):
     monkeypatch.setattr("nde_talf.selector.profiling.MAX_BATCHES", 2)
     target, draft = tiny_pair(16)
     table = measure_latency(target, draft, [1, 2, 3], [8, 24], ["naive", "specinfer", "nss"], 1)
-    assert table.sequences == [1, 2, 4, 8, 16]
-    assert (table.target_batch[0], table.draft_batch[0]) == (table.target, table.draft)
     assert table.disagreement < float("inf")
-    assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
     assert table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
 
 
 @pytest.mark.slow
 def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
-    selector = Selector(schema(16, 16, pricing="eq11", draft_setting=(1.0, 1.0)))
+    selector = Selector(schema(16, 16, pricing="eq11"))
     dear = replace(TABLE, target=[[1.0, 50.0]] * 2)
     selector.table = dear
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     assert again.table == dear and again.schema == selector.schema
     policy, other = NeuralPolicy(again), NeuralPolicy(again, TABLE)
-    assert policy.draft_setting == RAW and other._costs.table == TABLE
+    assert other._costs.table == TABLE
     prices = dear.steps_eq11(torch.tensor([112.0]))[0].float()
     assert torch.equal(policy._costs.seconds[7], prices)
     target, draft = tiny_pair(16)
-    decoder = SpeculativeDecoder(
-        target, LMDrafter(draft), policy, policy.verifier, policy.draft_setting
-    )
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     assert len(decoder.generate([1, 2], 6, SamplingSetting(), Rng.seeded(0)).tokens) == 6
     again.table = None
     with refusal(r"no latency table.*LatencyTable\.load"):
@@ -118,14 +112,10 @@ def test_an_export_is_enough_for_inference_and_prices_as_in_training(tmp_path):
 @pytest.mark.slow
 def test_a_decoder_of_another_draft_temperature_is_warned_of():
     target, draft = tiny_pair(16)
-    policy = NeuralPolicy(Selector(schema(16, 16, draft_setting=None)), TABLE)
+    policy = NeuralPolicy(Selector(schema(16, 16)), TABLE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-        unknown = NeuralPolicy(
-            Selector(schema(16, 16)), TABLE
-        )  # an export of an earlier version says nothing
-        SpeculativeDecoder(target, LMDrafter(draft), unknown, unknown.verifier, RAW)
     with pytest.warns(
         Advice, match="drafts warped as the target is, and this decoder warps them at T=1"
     ):

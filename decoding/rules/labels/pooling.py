@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
+from nde_talf.decoding.actions import action_space, canonical
 from nde_talf.decoding.registry import VERIFIERS
 from nde_talf.decoding.rules.labels.branching import Bundle, Level, draws_by_row, levels
 from nde_talf.decoding.rules.labels.traversal import path_weights
@@ -128,11 +128,3 @@ def pooling(layout: SuperTreeLayout) -> Tensor:
             weight = layout.k if action.k == 1 and action.l2 else 1
             pooling[row, trees.index(canonical(action))] = weight
     return pooling / pooling.sum(0)
-
-
-def of_first_path(estimates: Tensor) -> Tensor:
-    """Return estimates [..., 233] of single paths in place of every tree's.
-
-    They are for a rule that verifies only the first path of a tree.
-    """
-    return estimates[..., [TREE_INDEX[Action(1, 0, tree.depth)] for tree in TREES]]
