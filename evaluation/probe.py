@@ -1,7 +1,6 @@
 """Probe a pair before anything is trained: decode a few prompts and tell what drafting would win.
 
-Plain decoding, a path and a tree take turns, prompt by prompt. From the path's acceptance by
-position and the times of its passes follows the best length of a path.
+Plain decoding, n-grams, a path and a tree take turns, prompt by prompt.
 """
 
 import random
@@ -23,8 +22,6 @@ from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.evaluation.benchmark import Record, Task
 from nde_talf.evaluation.loops import Speculative
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
-from nde_talf.evaluation.speed_estimate import TimedPath
-from nde_talf.evaluation.table import acceptance_by_position, histogram
 
 PATH, TREE = Action(1, 0, 8), Action(3, 1, 3)
 DRAFTED_PATH, DRAFTED_TREE, NGRAMS = (
@@ -79,7 +76,7 @@ def decode(
     if longest > seconds:
         raise UserError(
             f"a prompt takes about {duration(longest)} here, and {duration(seconds)} are left: too"
-            " slow for a probe. Take a faster device, or estimate by acceptance=0.7."
+            " slow for a probe. Take a faster device."
         )
     records: list[Record] = []
     for index, tokens in enumerate(prompts):
@@ -91,12 +88,3 @@ def decode(
             records.append(Speculative(name, decoders[name], setting, TEXT)(task))
         longest = time.monotonic() - now
     return records
-
-
-def timed_path(path: Sequence[Record], plain: Sequence[Record]) -> TimedPath:
-    """Read a `TimedPath` off the records of `PATH` and of plain decoding."""
-    steps, drafting = sum(one.steps for one in path), sum(one.phases["draft"] for one in path)
-    rest = sum(one.seconds for one in path) - drafting
-    alone = sum(one.seconds for one in plain) / sum(one.steps for one in plain)
-    rates = acceptance_by_position(histogram([*path]))
-    return TimedPath(PATH.depth, rates, alone, drafting / steps / PATH.depth, rest / steps)

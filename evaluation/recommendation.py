@@ -1,12 +1,11 @@
-"""Settings for an engine that has no selector: the best path and the best fixed tree.
+"""Settings for an engine that has no selector: the best path.
 
 Choices are made on training roots, and their figures are of held-out ones. Nothing is decoded:
-labels give a tree's tokens per step, and a latency table its price for one sequence. If no tree is
+labels give a path's tokens per step, and a latency table its price for one sequence. If no path is
 faster than plain decoding, nothing is drafted. Throughput is 1 / the mean of the seconds per token
 (`nde_talf.selector.objective.best_static` says why).
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
-from nde_talf.evaluation.static_trees import DRAFTING, PATHS, traced_index
+from nde_talf.evaluation.static_trees import PATHS, traced_index
 from nde_talf.selector.objective import mean_tokens
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
@@ -31,10 +30,10 @@ CHAIN_LABELS = {"standard": ("naivetree", "specinfer"), "block": ("traversal", "
 
 @dataclass(frozen=True)
 class Choice:
-    """A tree and its figures on held-out roots.
+    """A path and its figures on held-out roots.
 
     Attributes:
-        tree: NONE for plain decoding.
+        tree: the path; NONE for plain decoding.
         block_efficiency: tokens per step.
         tokens_per_second: [value, low, high].
         speedup: over plain decoding, [value, low, high].
@@ -71,9 +70,9 @@ def seconds_per_token(roots: PricedRoots, tree: Action) -> Tensor:
     return roots.pace(torch.full((len(roots),), TREES.index(tree)))
 
 
-def fastest_tree(training: PricedRoots, allowed: Tensor) -> Action:
-    """Find the best tree among `allowed` [233]; NONE if plain decoding is faster."""
-    best = TREES[int(training.static(allowed)[0])]
+def fastest_path(training: PricedRoots) -> Action:
+    """Find the best path; NONE if plain decoding is faster."""
+    best = TREES[int(training.static(PATHS)[0])]
     return min(best, NONE, key=lambda tree: float(seconds_per_token(training, tree).mean()))
 
 
@@ -89,28 +88,11 @@ def held_out(roots: PricedRoots, tree: Action) -> Choice:
     )
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """The best drafts by labels and prices.
-
-    Attributes:
-        path: the best path.
-        trees: the best tree of every labelled rule.
-    """
-
-    path: Choice
-    trees: dict[str, Choice]
-
-
-def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) -> Recommendation:
-    """Choose on training roots, and report on other ones. rule: of CHAIN_LABELS."""
-
-    def best(labels: str, allowed: Tensor) -> Choice:
-        tree = fastest_tree(PricedRoots.of(training, labels, table), allowed)
-        return held_out(PricedRoots.of(others, labels, table), tree)
-
-    path = best(chain_labels(training, rule), PATHS)
-    return Recommendation(path, {name: best(name, DRAFTING) for name in training.samples})
+def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) -> Choice:
+    """Choose the best path on training roots and measure it on others. rule: of CHAIN_LABELS."""
+    labels = chain_labels(training, rule)
+    path = fastest_path(PricedRoots.of(training, labels, table))
+    return held_out(PricedRoots.of(others, labels, table), path)
 
 
 def vllm_config(
@@ -129,23 +111,3 @@ def vllm_config(
         if rule == "block":
             config["rejection_sample_method"] = "block"
     return config
-
-
-def sglang_options(
-    method: Method, length: int, rule: str, settings: Sequence[SamplingSetting]
-) -> list[str]:
-    """Return SGLang's options for paths of `length` tokens; none: do not speculate."""
-    if not length:
-        return []
-    head = method["method"] != "draft_model"
-    options = [
-        f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}",
-        f"--speculative-draft-model-path {shlex.quote(str(method['model']))}",
-        "--speculative-eagle-topk 1",
-        f"--speculative-num-steps {length}",
-        f"--speculative-num-draft-tokens {length + 1}",
-    ]
-    if head and any(setting.temperature for setting in settings):
-        kind = "block-verification" if rule == "block" else "rejection-sampling"
-        options.append(f"--speculative-use-{kind}")
-    return options

@@ -1,4 +1,4 @@
-"""Recommend an engine's settings from a run's traces and latency table, for `nde recommend`."""
+"""Recommend vLLM's settings from a run's traces and latency table, for `nde recommend`."""
 
 import shlex
 from dataclasses import asdict
@@ -13,17 +13,14 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.evaluation.loops import TITLES
 from nde_talf.evaluation.recommendation import (
-    NONE,
-    Recommendation,
+    Choice,
     one_traffic,
     recommend,
-    sglang_options,
     vllm_config,
 )
 from nde_talf.pipelines.commands.recommend import RecommendConfig
-from nde_talf.pipelines.config.schema import MEASURED, TABLE, table_file
+from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.manifest import MANIFEST, check_files, identity, read_manifest
 from nde_talf.pipelines.runs.run_models import pair_of
@@ -45,25 +42,18 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
             f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
             " or add it to traces.settings."
         )
-    table = _table(config, run, made["drafter"])
+    table = _table(run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (one_traffic(roots, names) for roots in splits)
     best = recommend(training, others, table, rule)
     method = _method(run, made["drafter"])
-    choice = (method, best.path.tree.depth, rule, [SETTINGS[name] for name in names])
-    vllm, sglang = vllm_config(*choice), sglang_options(*choice)
-    figures = {
-        "settings": names,
-        "rejection": rule,
-        "table": config.table,
-        **asdict(best),
-        "vllm": vllm,
-        "sglang": sglang,
-    }
+    settings = [SETTINGS[name] for name in names]
+    vllm = vllm_config(method, best.tree.depth, rule, settings)
+    figures = {"settings": names, "rejection": rule, **asdict(best), "vllm": vllm}
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     out = run.folders[0] / FOLDER
     refuse_link(out)
-    lines = ["vLLM, SGLang: do not speculate; plain decoding is faster than every path."]
+    lines = ["vLLM: do not speculate; plain decoding is faster than every path."]
     if vllm is None:
         remove(out / "vllm.json")  # what an earlier command recommended
     else:
@@ -71,7 +61,6 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
         serve, file = map(shlex.quote, (pair_of(run).where("target"), str(out / "vllm.json")))
         lines = [
             f'vLLM: vllm serve {serve} --speculative-config "$(cat {file})"',
-            f"SGLang: {' '.join(sglang)}",
             "These prices are of one request at a time: the more at once, the less drafting pays.",
         ]
     write_json(out / "recommend.json", figures)
@@ -110,40 +99,28 @@ def _settings_of(run: Run, stage: str) -> dict:
     return manifest["settings"]
 
 
-def _table(config: RecommendConfig, run: Run, drafter: str) -> LatencyTable:
-    """Return the prices. Raises UserError for another drafter's or other models'."""
-    measured = run.stage("latency") / TABLE
-    if config.table == MEASURED:
-        timed = _settings_of(run, "latency")["drafter"]
-        if timed != drafter:
-            raise UserError(
-                f"{measured.parent}: it has prices of traces.drafter={timed}, and the traces are of"
-                f" drafter={drafter}; run the other stage too."
-            )
-    table = LatencyTable.load(table_file(config.table, measured.parent, "table"))
-    if config.table == MEASURED and table.disagreement > AGREE:
-        console.print(
-            f"! {measured}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
-            " nothing else runs"
-        )
-    sizes = LatencyTable.load(measured).models if measured.exists() else {}
-    if table.models and sizes and sizes != table.models:
+def _table(run: Run, drafter: str) -> LatencyTable:
+    """Return the run's prices. Raises UserError for another drafter's."""
+    file, timed = run.stage("latency") / TABLE, _settings_of(run, "latency")["drafter"]
+    if timed != drafter:
         raise UserError(
-            f"table={config.table}: its models have the sizes {table.models}, and this run's"
-            f" {sizes}. Give a table of this pair, or leave table out."
+            f"{file.parent}: it has prices of traces.drafter={timed}, and the traces are of"
+            f" drafter={drafter}; run the other stage too."
+        )
+    table = LatencyTable.load(file)
+    if table.disagreement > AGREE:
+        console.print(
+            f"! {file}: two repeats of it disagree by {table.disagreement:.0%}; measure it when"
+            " nothing else runs"
         )
     return table
 
 
-def _shown(title: str, best: Recommendation) -> Table:
+def _shown(title: str, best: Choice) -> Table:
     """Tabulate the figures of held-out roots."""
     columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
     table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
-    shapes = {f"a path: {best.path.tree.depth or 'no'} drafted": best.path} | {
-        f"{TITLES[name]}: {tuple(shape.tree) if shape.tree != NONE else 'plain'}": shape
-        for name, shape in best.trees.items()
-    }
-    for name, shape in shapes.items():
-        speed, gain = shown(shape.tokens_per_second, 0), times(shape.speedup)
-        table.add_row(name, f"{shape.block_efficiency:.2f}", speed, gain)
+    speed, gain = shown(best.tokens_per_second, 0), times(best.speedup)
+    path = f"a path: {best.tree.depth or 'no'} drafted"
+    table.add_row(path, f"{best.block_efficiency:.2f}", speed, gain)
     return table

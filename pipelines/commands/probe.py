@@ -19,23 +19,15 @@ from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.probe import (
-    DRAFTED_PATH,
-    NGRAMS,
-    PATH,
     PROMPTS,
     TEXT,
     decode,
     methods,
-    timed_path,
 )
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from nde_talf.evaluation.speed_estimate import TimedPath
 from nde_talf.evaluation.table import (
     Row,
-    acceptance_by_position,
-    by_setting,
     control_of,
-    histogram,
     tabulate,
 )
 from nde_talf.pipelines.commands.dry_run import most_memory, pair_without_weights, size_of
@@ -95,42 +87,28 @@ def _run_of(asked: RecommendConfig) -> Config:
 
 
 def _print(config: Config, records: list[Record], asked: int, target: CausalModel) -> None:
-    """Print acceptance, prices and the table. asked: prompts, if there was time for all."""
-    (methods,), (rows,) = by_setting(records).values(), tabulate(records).values()
-    if (count := len(methods[BASELINE])) < asked:
+    """Print the table. asked: prompts, if there was time for all."""
+    (rows,) = tabulate(records).values()
+    if (count := len({record.prompt for record in records})) < asked:
         console.print(f"! there was time for {count} of {asked} prompts on this machine")
-    for name in (NGRAMS, DRAFTED_PATH):
-        if name in methods:
-            rates = acceptance_by_position(histogram(methods[name]))
-            console.print(f"accepted by position, {name}: {' '.join(f'{x:.2f}' for x in rates)}")
-    path = None
-    if DRAFTED_PATH in methods:
-        path = timed_path(methods[DRAFTED_PATH], methods[BASELINE])
-        console.print(
-            f"price of a drafted token: {path.draft / path.plain:.2f} of a step without draft;"
-            f" {PATH.depth} of them cost the target {path.step / path.plain:.2f} steps"
-        )
-    console.print(_table(config, rows, path, target))
+    console.print(_table(config, rows, target))
     if trusted(control := control_of(rows)) is False:
         console.print(f"! {NOT_TRUSTED}: plain decoding over itself reads {times(control)}")
 
 
-def _table(config: Config, rows: list[Row], path: TimedPath | None, target: CausalModel) -> Table:
-    """Tabulate what was decoded, what follows for paths, and what would have to be trained."""
+def _table(config: Config, rows: list[Row], target: CausalModel) -> Table:
+    """Tabulate what was decoded, and what would have to be trained."""
     table = Table("", "over plain", "training", "memory", title="what to expect", box=SIMPLE)
     models = pair_without_weights(config.model)
     held = sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
     for row in rows:
         if row.method not in (BASELINE, CONTROL):
             table.add_row(f"{row.method}, decoded here", times(row.speedup), "none", decimal(held))
-    if path:
-        title = f"path of {path.best}, the best by these times" if path.best else "no path pays"
-        table.add_row(title, f"{path.gain(path.best):.2f}×", "none", decimal(held))
     prices = measured(target, config.evaluation.threads)
     work, most = works(config, size_of(models)), decimal(most_memory(config, models))
-    needs = () if path else ("draft",)  # without a draft model, a selector chooses a head's trees
+    needs = () if config.model.has_draft else ("draft",)  # then a selector chooses a head's trees
     for name, (gain, stages) in PUBLISHED.items():
-        named = {"pair", *stages, *(needs if name == "selector" else ())}
+        named = {"pair", *stages, *needs}
         spent = duration(60 * sum(minutes(work[stage], prices) for stage in named))
         table.add_row(f"{name} (published, other pairs)", gain, f"about {spent}", most)
     return table

@@ -1,9 +1,8 @@
 """Recommend what to train for a pair, or settings for an engine without a selector.
 
 `nde recommend model.target=... model.draft=... data=prompts.jsonl` decodes a few prompts before
-anything is trained. `nde recommend run=NAME` prints a table, and writes the configurations of vLLM
-and SGLang into the run's folder `recommend`. With `acceptance` no model is loaded: it prints what a
-draft of such numbers would win.
+anything is trained. `nde recommend run=NAME` prints a table, and writes vLLM's configuration into
+the run's folder `recommend`.
 """
 
 import re
@@ -12,24 +11,15 @@ from typing import Annotated
 
 from nde_talf.pipelines.commands.quiet import quiet  # isort: skip (before torch)
 
-from pydantic import Field
-from rich.box import SIMPLE
-from rich.table import Table
-
 from nde_talf.data.text.shipped import SMOLLM2, smollm2
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.common.settings import Count, Part, Place, Text, one_of, settings
-from nde_talf.evaluation.speed_estimate import Prices
+from nde_talf.decoding.common.settings import Place, Text, one_of, settings
 from nde_talf.pipelines.commands.work import work_of
 from nde_talf.pipelines.config.command_line import launch
-from nde_talf.pipelines.config.schema import MEASURED, LoadingConfig, PathsConfig
+from nde_talf.pipelines.config.schema import LoadingConfig, PathsConfig
 from nde_talf.pipelines.runs.finished import Run
-
-BATCHES = (1, 4, 16, 64, 256)
-STOPS = "By these prices drafting stops paying at a batch of {}."
 
 
 @settings("model")
@@ -60,18 +50,6 @@ class RecommendConfig:
     """Verification of a path in the engine: standard, or block verification
     (rejection_sample_method=block in vLLM).
     """
-    table: Place = MEASURED
-    """Prices: measured (the run's own latency table), a profile of configs/latency, or a .json
-    file.
-    """
-    acceptance: Part | None = None
-    """Chance that a drafted token is accepted, for a table before anything is trained."""
-    draft_price: Annotated[float, Field(ge=0, le=100)] = 0.05
-    """With acceptance: the time of the draft's pass over a token, in passes of the target."""
-    free_rows: Count = 200
-    """With acceptance: tokens that the target scores in the time of one; about 200 on a GPU, 2 to 8
-    on a CPU core.
-    """
     paths: PathsConfig = field(default_factory=PathsConfig)
 
 
@@ -87,38 +65,15 @@ def recommend(config: RecommendConfig) -> None:
             "model.target, data: a probe needs both; give model.target=FOLDER_OR_HUB_NAME"
             " data=prompts.jsonl, and model.draft where there is a draft model."
         )
-    if target and (config.acceptance is not None or config.run != "default"):
-        raise UserError(
-            "model.target: a probe reads no run and measures acceptance; leave run and"
-            " acceptance out."
-        )
+    if target and config.run != "default":
+        raise UserError("model.target: a probe reads no run; leave run out.")
     if target:
         check_device(config.model.device)
         quiet()
         return work_of("probe").probe(config)
-    if config.acceptance is not None:
-        prices = Prices(config.acceptance, config.draft_price, config.free_rows)
-        console.print(_before_training(prices))
-        return
     run = Run(config.run, config.paths.checkpoints)
     quiet()
     work_of("recommend").recommend_from(config, run)
-
-
-def _before_training(prices: Prices) -> Table:
-    """Say what the numbers are, and tabulate the best path by batch size."""
-    console.print(
-        f"A path of drafted tokens, each accepted with chance {prices.acceptance:g}. The draft's"
-        f" pass takes {prices.draft_price:g} of the target's, which scores {prices.free_rows}"
-        f" tokens in the time of one. {STOPS.format(prices.first_without_gain())} The measured"
-        " table of a run: nde recommend run=NAME.",
-        soft_wrap=True,
-    )
-    table = Table("batch", "best to draft", "tokens\na step", "over plain", box=SIMPLE)
-    for batch in BATCHES:
-        length, tokens, speedup = prices.best_path(batch)
-        table.add_row(str(batch), str(length or "nothing"), f"{tokens:.2f}", f"{speedup:.2f}")
-    return table
 
 
 def completed(arguments: list[str]) -> list[str]:

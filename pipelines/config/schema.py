@@ -340,7 +340,7 @@ class Config:
             )
 
 
-def table_file(name: str, latency: Path, key: str = "selector.table") -> Path:
+def table_file(name: str, latency: Path) -> Path:
     """Return the file of a latency table.
 
     `name` is "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.
@@ -354,7 +354,8 @@ def table_file(name: str, latency: Path, key: str = "selector.table") -> Path:
     if not path.is_file():
         known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
         raise UserError(
-            f"{key}: there is no latency table {name!r}; choose from {known}, or give a .json file."
+            f"selector.table: there is no latency table {name!r}; choose from {known}, or give a"
+            " .json file."
         )
     return path
 

@@ -13,13 +13,8 @@ from nde_talf.evaluation.recommendation import (
     NONE,
     one_traffic,
     recommend,
-    sglang_options,
     vllm_config,
 )
-from nde_talf.evaluation.speed_estimate import Prices
-from nde_talf.pipelines.commands.recommend import RecommendConfig
-from nde_talf.pipelines.commands.recommend import recommend as recommend_command
-from tests import ROOT
 from tests.evaluation import labelled
 from tests.refusal import refusal
 from tests.vllm_process import in_process
@@ -48,16 +43,15 @@ def roots(count=80, lengths=(3, 3)):
 def test_the_best_length_is_the_one_that_pays():
     """By hand: 4 tokens in 1.3 s; where 4 rows take 8 s, plain decoding is faster."""
     best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
-    assert best.path.tree == Action(1, 0, 3)
+    assert best.tree == Action(1, 0, 3)
     # Of three tokens on even prompts and none on odd ones, 2 drafted are best for both: (1.2 / 3 +
     # 1.2) / 2 = 0.8 s a token.
     uneven = recommend(roots(lengths=(3, 0)), roots(), TABLE, "standard")
-    assert uneven.path.tree == Action(1, 0, 2)
-    assert list(best.trees) == ["naivetree"] and best.trees["naivetree"].tree.depth == 3
+    assert uneven.tree == Action(1, 0, 2)
     # on the other roots, of which two tokens are accepted
-    assert best.path.block_efficiency == pytest.approx(3)
-    assert best.path.tokens_per_second == best.path.speedup == pytest.approx([3 / 1.3] * 3)
-    plain = recommend(roots(), roots(), DEAR, "standard").path
+    assert best.block_efficiency == pytest.approx(3)
+    assert best.tokens_per_second == best.speedup == pytest.approx([3 / 1.3] * 3)
+    plain = recommend(roots(), roots(), DEAR, "standard")
     assert plain.tree == NONE and plain.tokens_per_second == plain.speedup == [1, 1, 1]
 
 
@@ -89,18 +83,6 @@ PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 def test_vllms_configuration(length, rule, setting, added):
     assert vllm_config(METHOD, length, rule, [SamplingSetting(setting)]) == METHOD | added
     assert vllm_config(METHOD, 0, rule, SAMPLED) is None
-
-
-def test_sglangs_options():
-    assert sglang_options(METHOD, 0, "standard", SAMPLED) == []
-    options = sglang_options(METHOD, 3, "standard", SAMPLED)
-    assert options[0].endswith("STANDALONE") and "--speculative-num-draft-tokens 4" in options
-    head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
-    assert {
-        "--speculative-algorithm EAGLE3",
-        "--speculative-num-steps 3",
-        "--speculative-use-rejection-sampling",
-    } <= set(sglang_options(head, 3, "standard", SAMPLED))
 
 
 IN_VLLM = """
@@ -135,26 +117,3 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     loaded = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
     assert loaded["texts"][1][0] == loaded["texts"][0][0]
     assert 0 < loaded["drafts"][0] < loaded["drafts"][1]
-
-
-def test_before_training_the_best_path_is_that_of_the_stated_model(capsys):
-    # Lengths 0 to 3: 1, 1.5 / 1.25, 1.75 / 1.5 and 1.875 / 1.75 tokens a unit of time. 2 rows of 4
-    # sequences are still free; 8 sequences take two passes' time for 1.5 tokens.
-    for batch, best in ((1, (1, 1.5, 1.2)), (4, (1, 1.5, 1.2)), (8, (0, 1.0, 1.0))):
-        assert Prices(0.5, 0.25, 8).best_path(batch) == best
-    recommend_command(RecommendConfig(acceptance=0.5, draft_price=0.25, free_rows=8))
-    printed = capsys.readouterr().out
-    # 2 rows of 5 sequences take 10 / 8 and the draft 0.25, 1.5 together, for 1.5 tokens
-    assert "1.20" in printed and "nothing" in printed and "at a batch of 5." in printed
-    length, tokens, gain = Prices(0.9, 0, 100).best_path(1)
-    assert length == 16 and tokens == gain == pytest.approx((1 - 0.9**17) / 0.1)
-
-
-def test_the_pages_table_is_what_the_command_prints():
-    page = (ROOT / "docs/is_it_for_me.md").read_text()
-    given = RecommendConfig()
-    prices = Prices(0.7, given.draft_price, given.free_rows)
-    assert f"stops paying at a batch of {prices.first_without_gain()}," in page
-    for batch in (1, 16, 64, 256):
-        length, tokens, gain = prices.best_path(batch)
-        assert f"| {batch} | {length or 'nothing'} | {tokens:.2f} | {gain:.2f} |" in page
