@@ -7,10 +7,12 @@ run on the same pair.
 pipelines.run`. All methods are interleaved prompt by prompt. What can be tuned is tuned first, at
 each temperature, on training prompts by time in the loop, ours and theirs with about as many
 trials: trees for the LM draft and for the run's head, sizes of n-grams, schedules of assisted
-generation, sizes of prompt lookup (`nde_talf.evaluation.methods`).
+generation, sizes of prompt lookup.
 """
 
 import argparse
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,19 +23,28 @@ import torch
 from benchmarks.timing import doubts, report
 from nde_talf.data.text.pair import Pair
 from nde_talf.decoding.common.bootstrap import shown
+from nde_talf.decoding.drafters.ngram_settings import NgramConfig
 from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.decoding.step import PHASES
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
-from nde_talf.evaluation.methods import Bench, plan_methods
+from nde_talf.evaluation.loops import assisted_title
+from nde_talf.evaluation.methods import GROUPS, NGRAM, Bench, plan_methods
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import acceptance_by_position, by_setting, histogram, row
-from nde_talf.evaluation.tuning import Tuner
+from nde_talf.evaluation.tuning import Method, Tuner
 from nde_talf.selector.network import Selector
 
-GROUPS = {"assisted", "transformers", "selector", "head", "ngram"}
+METHODS = {"assisted", "transformers", "selector", "head", "ngram"}
+TUNED = {
+    f"{NGRAM} ({size} to {NgramConfig().max_size} tokens, {nodes} nodes, threshold {at:g})": (
+        NgramConfig(min_size=size, nodes=nodes, threshold=at)
+    )
+    for size, nodes, at in product((1, 2), (4, 8, 16), (0.1, 0.3))
+}
+"""N-grams to tune."""
 COLUMNS = [
     "setting",
     "method",
@@ -47,6 +58,27 @@ COLUMNS = [
     "accepted at depth 1, 2, ...",
     *(f"{phase}, of the step" for phase in PHASES),
 ]
+
+
+def outside(bench: Bench) -> Iterator[Method]:
+    """Yield transformers' plain decoding, prompt lookup, and assistance with default schedule."""
+    plain, lookup = "transformers plain", "transformers prompt lookup"
+    yield Method(plain, plain, [bench.theirs(plain)])
+    grid = [
+        bench.theirs(
+            f"{lookup} ({tokens} tokens, n up to {size})",
+            prompt_lookup_num_tokens=tokens,
+            max_matching_ngram_size=size,
+        )
+        for size, tokens in product((1, 2, 3, 4), (2, 4, 10))
+    ]
+    yield Method("prompt lookup", lookup, grid)
+    if bench.assists:
+        title = assisted_title(None)
+        yield Method("assisted by default", title, [bench.theirs(title, bench.draft)])
+
+
+GROUPS["transformers"] = outside
 
 
 def rows(records: list[Record]) -> tuple[list[list], list[str]]:
@@ -106,14 +138,14 @@ def main() -> None:
                 draft=draft,
                 setting=SamplingSetting(temperature),
                 tune=Tuner(Path(folder) / f"{temperature}.json", options.new_tokens, tuning),
-                tuned=True,
+                ngrams=TUNED,
                 head=EagleDrafter(load_head(head, target)) if head.is_dir() else None,
                 selectors={
                     export.name: Selector.from_pretrained(export)
                     for export in (sorted(exports.iterdir()) if exports.is_dir() else ())
                 },
             )
-            run_benchmark(plan_methods(bench, GROUPS).methods, prompts, bench.setting, records, 0)
+            run_benchmark(plan_methods(bench, METHODS).methods, prompts, bench.setting, records, 0)
         read = list(read_records(records))
     table, notes = rows(read)
     report(options.name, COLUMNS, table, [*notes, *doubts(read)])

@@ -138,7 +138,7 @@ class Table:
             draft=self.head,
             setting=SamplingSetting(temperature),
             tune=Tuner(self.file("tuned", temperature), self.options.new_tokens, self.tuning),
-            tuned=True,
+            ngrams=decode.TUNED,
             rules=rules,
             selectors={n: own for n, own in self.selectors.items() if temperature or n == rules[0]},
         )

@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +45,7 @@ TITLES = {
     "gbv": "GBV",
 }
 """Titles of verification rules in tables."""
-ASSISTED, LOOKUP, PLAIN = (
-    "transformers assisted",
-    "transformers prompt lookup",
-    "transformers plain",
-)
+ASSISTED = "transformers assisted"
 
 
 @dataclass
@@ -108,58 +104,46 @@ def _counted(lengths: Iterable[int]) -> dict[str, int]:
     return {str(length): steps for length, steps in sorted(Counter(lengths).items())}
 
 
-class Schedule(NamedTuple):
-    """Tokens drafted per step, with the names of transformers' generation_config.
+Schedule = dict[str, Any]
+"""Tokens drafted per step, with the names of transformers' generation_config."""
 
-    Attributes:
-        num_assistant_tokens: of the first step.
-        num_assistant_tokens_schedule: constant, or heuristic (two more after a step that accepted
-            all, else one less).
-        assistant_confidence_threshold: drafting stops after a token of lower probability.
+
+def schedule(tokens: int, kind: str = "constant", threshold: float = 0.0) -> Schedule:
+    """Make a schedule.
+
+    Args:
+        tokens: of the first step.
+        kind: constant, or heuristic (two more after a step that accepted all, else one less).
+        threshold: drafting stops after a token of lower probability.
     """
-
-    num_assistant_tokens: int
-    num_assistant_tokens_schedule: str = "constant"
-    assistant_confidence_threshold: float = 0.0
-
-
-class Lookup(NamedTuple):
-    """Options of prompt lookup, with the names of `generate`."""
-
-    prompt_lookup_num_tokens: int
-    max_matching_ngram_size: int
+    return {
+        "num_assistant_tokens": tokens,
+        "num_assistant_tokens_schedule": kind,
+        "assistant_confidence_threshold": threshold,
+    }
 
 
-DEFAULT = None
-"""The library's own schedule: Schedule(20, "constant", 0.4)."""
-SCHEDULES = (
-    DEFAULT,
-    *(Schedule(tokens) for tokens in (2, 4, 6, 8, 12)),
-    *(Schedule(tokens, "heuristic") for tokens in (4, 8)),
-    *(Schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
-    *(Schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
+SCHEDULES: tuple[Schedule | None, ...] = (
+    None,  # the library's own: schedule(20, "constant", 0.4)
+    *(schedule(tokens) for tokens in (2, 4, 6, 8, 12)),
+    *(schedule(tokens, "heuristic") for tokens in (4, 8)),
+    *(schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
+    *(schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
 )
 """The grid of assisted generation, as large as `UNLABELLED_TREES`."""
-LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 4, 10))
 
 
 def assisted_title(schedule: Schedule | None) -> str:
     """Return the title of assisted generation with a schedule."""
     if schedule is None:
         return f"{ASSISTED} (default schedule)"
-    tokens, kind, threshold = schedule
+    tokens, kind, threshold = schedule.values()
     words = [f"{tokens} tokens"]
     if kind != "constant":
         words.append(kind)
     if threshold:
         words.append(f"threshold {threshold:g}")
     return f"{ASSISTED} ({', '.join(words)})"
-
-
-def lookup_title(lookup: Lookup) -> str:
-    """Return the title of prompt lookup with its sizes."""
-    tokens, size = lookup
-    return f"{LOOKUP} ({tokens} tokens, n up to {size})"
 
 
 @contextmanager
@@ -170,8 +154,7 @@ def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
     """
     module, before = draft.module, draft.module.generation_config
     module.generation_config = deepcopy(before)
-    if schedule is not None:
-        module.generation_config.update(**schedule._asdict())
+    module.generation_config.update(**schedule or {})
     try:
         yield
     finally:
@@ -244,7 +227,7 @@ def transformers_loop(
     setting: SamplingSetting,
     new_tokens: int,
     draft: CausalModel | None = None,
-    schedule: Schedule | None = DEFAULT,
+    schedule: Schedule | None = None,
     **options: Any,
 ) -> Generate:
     """Make a method of `target.generate(**options)`, with a draft model by a schedule if given.

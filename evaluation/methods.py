@@ -5,7 +5,6 @@ To add a method, write a function that yields it and enter it in GROUPS.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import product
 from typing import Any, NamedTuple
 
 from nde_talf.decoding.actions import TREES, Action
@@ -18,8 +17,6 @@ from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
-from nde_talf.decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
-from nde_talf.decoding.registry import POLICIES
 from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.decoding.verifier import Verifier
@@ -27,15 +24,10 @@ from nde_talf.draft_training.head_draft import HeadDraft
 from nde_talf.evaluation.benchmark import Generate, Record, Task
 from nde_talf.evaluation.loops import (
     ASSISTED,
-    DEFAULT,
-    LOOKUP,
-    LOOKUPS,
-    PLAIN,
     SCHEDULES,
     TITLES,
     Speculative,
     assisted_title,
-    lookup_title,
     transformers_loop,
 )
 from nde_talf.evaluation.protocol import (
@@ -65,8 +57,7 @@ UNLABELLED_TREES = tuple(
     for tree in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
 )
 """Static trees to time for a drafter or a setting without labels."""
-RERANKED = 3  # best static trees by the labels to time where everything is tuned
-THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+RERANKED = 3  # best static trees of a head by the labels, to time
 
 
 @dataclass(kw_only=True)
@@ -83,11 +74,10 @@ class Bench:
             own.
         policy_setting: the same for `policies`.
         fixed: shapes of all passes; None: dynamic.
-        tuned: whether baselines with a parameter are tuned.
         rules: verification rules of the selectors, the main one first.
         selectors: by rule.
         policies: tree policies by title, each with its rule.
-        ngram: settings of drafting from the text.
+        ngrams: settings of drafting from the text, by title; the fastest are decoded.
         head: the draft head beside a draft model, or where nothing is traced.
         kinds: domain of each calibration prompt.
     """
@@ -100,11 +90,10 @@ class Bench:
     draft_setting: SamplingSetting | str = AUTO
     policy_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
-    tuned: bool = False
     rules: Sequence[str] = ("traversal",)
     selectors: dict[str, Selector] = field(default_factory=dict)
     policies: dict[str, tuple[TreePolicy, str]] = field(default_factory=dict)
-    ngram: NgramConfig = field(default_factory=NgramConfig)
+    ngrams: dict[str, NgramConfig] = field(default_factory=lambda: {NGRAM: NgramConfig()})
     head: Drafter | None = None
     kinds: Sequence[str] = ()
 
@@ -161,10 +150,7 @@ class Bench:
             lambda title, n: transformers_loop(
                 title, self.target, self.setting, n, draft, **options
             ),
-            {
-                name: [*value] if isinstance(value, tuple) else value
-                for name, value in options.items()
-            },
+            options,
         )
 
     def static(
@@ -191,7 +177,7 @@ class Bench:
             return Method(key, role, grid, learned=learned, rule=rule)
         trees: Sequence[Action] = UNLABELLED_TREES
         if self.labels and not head:
-            trees = self.labels.ranked(rule, RERANKED if self.tuned or self.headed else 1)
+            trees = self.labels.ranked(rule, RERANKED if self.headed else 1)
         grid = [self.static(rule, tree, head) for tree in trees]
         return Method(key, role, grid, learned=learned, rule=rule)
 
@@ -284,21 +270,6 @@ def assisted(bench: Bench) -> Iterator[Method]:
         yield Method("assisted", ASSISTED, grid)
 
 
-def outside(bench: Bench) -> Iterator[Method]:
-    """Yield transformers' plain decoding, prompt lookup, and assistance with default schedule.
-
-    Nothing for a target with a state: transformers drafts for none.
-    """
-    if bench.target.form != "masks":
-        return
-    yield _only(PLAIN, PLAIN, bench.theirs(PLAIN))
-    grid = [bench.theirs(lookup_title(sizes), **sizes._asdict()) for sizes in LOOKUPS]
-    yield Method("prompt lookup", LOOKUP, grid)
-    if bench.assists:
-        title = assisted_title(DEFAULT)
-        yield _only("assisted by default", title, bench.theirs(title, bench.draft))
-
-
 def selectors(bench: Bench) -> Iterator[Method]:
     """Yield the best static trees of the selectors' rules, and the selectors.
 
@@ -363,50 +334,15 @@ def _one_tree(bench: Bench, trees: Sequence[Action]) -> str | None:
 
 
 def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
-    """Find the best tree of every domain with enough roots, by timing a few if `tuned`."""
+    """Find the best tree of every domain with enough roots; a head's by timing a few."""
     best_trees = {}
     for kind in sorted({*labels.roots.kind}):
-        trees = labels.ranked(bench.main, RERANKED if bench.tuned else 1, kind)
+        trees = labels.ranked(bench.main, RERANKED if bench.headed else 1, kind)
         if grid := [bench.static(bench.main, tree) for tree in trees]:
             texts = [p for p, k in zip(bench.tune.prompts, bench.kinds, strict=True) if k == kind]
             method = Method(f"static tree in the domain {kind}", f"{BEST_STATIC}, {kind}", grid)
             best_trees[kind] = bench.fastest(method, texts)
     return best_trees
-
-
-def parametrised(bench: Bench) -> Iterator[Method]:
-    """Yield families of policies that need no labels, each at its fastest setting."""
-    if bench.draft is None:
-        return
-    title, rule = TITLES[bench.main], "greedy" if bench.greedy else bench.main
-    stopping = [
-        bench.ours(
-            f"{title}, confidence ({by} < {at:g}, ≤ {n})",
-            ConfidenceStop(at, n, by, bench.greedy),
-            rule,
-            {"by": by, "threshold": at, "longest": n},
-        )
-        for by, at, n in product(CRITERIA, THRESHOLDS, (4, 8, 16))
-    ]
-    yield Method("confidence", f"{title}, confidence", stopping)
-    following = [
-        bench.ours(
-            f"{title}, mean of {window} steps + {plus}, ≤ {n}",
-            FollowMean(window, plus, n),
-            rule,
-            {"window": window, "plus": plus, "longest": n},
-        )
-        for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
-    ]
-    yield Method("mean acceptance", f"{title}, mean acceptance", following)
-    # The other papers' policies draft the most probable tokens.
-    picked, drawn = ("greedy" if bench.greedy else rule for rule in ("nss", "without_replacement"))
-    trees = [bench.ours(tree.title, tree.policy, picked, tree.options) for tree in PICKED]
-    for name, paper, rule in (("DynaTree", "dynatree", picked), ("DySpec", "dyspec", drawn)):
-        for nodes in (4, 8, 16):
-            policy, options = POLICIES[paper](nodes=nodes), {"policy": paper, "nodes": nodes}
-            trees.append(bench.ours(f"{name} ({nodes} nodes)", policy, rule, options))
-    yield Method("draft trees", "draft trees", trees)
 
 
 def given_policies(bench: Bench) -> Iterator[Method]:
@@ -424,33 +360,19 @@ def head(bench: Bench) -> Iterator[Method]:
 
 def ngrams(bench: Bench) -> Iterator[Method]:
     """Yield drafting from the text alone."""
-    configs = {NGRAM: bench.ngram}
-    if bench.tuned:
-        grid = product((1, 2), (4, 8, 16), (0.1, 0.3))
-        tried = [
-            replace(bench.ngram, min_size=size, nodes=nodes, threshold=threshold)
-            for size, nodes, threshold in grid
-        ]
-        configs = {
-            f"{NGRAM} ({c.min_size} to {c.max_size} tokens, {c.nodes} nodes, threshold"
-            f" {c.threshold:g})": c
-            for c in tried
-        }
     vocabulary = bench.target.vocab_size
     candidates = [
         bench.ours(title, NgramTree(c), "nss", asdict(c), NgramDrafter(vocabulary, c))
-        for title, c in configs.items()
+        for title, c in bench.ngrams.items()
     ]
     yield Method("n-gram", NGRAM, candidates)
 
 
 GROUPS: dict[str, Callable[[Bench], Iterator[Method]]] = {
     "assisted": assisted,
-    "transformers": outside,
     "selector": selectors,
     "rules": traced_rules,
     "baselines": baselines,
-    "tuned": parametrised,
     "policies": given_policies,
     "head": head,
     "ngram": ngrams,

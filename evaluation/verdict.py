@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.loops import PLAIN
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import Row, by_setting, control_of
@@ -54,7 +53,7 @@ def verdict(
             runner-up and no number of prompts.
     """
     control = control_of(rows)
-    methods = [row for row in rows if row.method not in (BASELINE, CONTROL, PLAIN)]
+    methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
     methods.sort(key=lambda row: -row.speedup[0])
     faster = [row for row in methods if row.speedup[1] > 1]  # a wide interval may be higher up
     best = next(iter(faster or methods), None)

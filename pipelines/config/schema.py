@@ -47,14 +47,12 @@ METHODS = (
     "rules",
     "selector",
     "baselines",
-    "tuned",
     "head",
     "assisted",
     "policies",
     "ngram",
-    "transformers",
 )
-WITHOUT_DRAFT = ("head", "ngram", "transformers")
+WITHOUT_DRAFT = ("head", "ngram")
 """Groups of methods that need no draft model."""
 
 MOST_PROMPTS = 40
@@ -212,10 +210,8 @@ class EvaluationConfig:
         default_factory=lambda: ["selector", "head", "assisted", "ngram"]
     )
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines
-    (cheap rules that choose trees), tuned (stopping while drafting, following the mean acceptance,
-    draft trees: the fastest of each family), policies (`evaluation.policies`), ngram
-    (drafting from the text itself), transformers (its plain decoding, prompt lookup and default
-    assisted generation).
+    (cheap rules that choose trees), policies (`evaluation.policies`), ngram (drafting from the text
+    itself).
     """
     settings: Settings = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced.

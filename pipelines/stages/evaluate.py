@@ -28,7 +28,7 @@ from nde_talf.decoding.sampling.sampling_setting import (
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
-from nde_talf.evaluation.methods import Bench, Plan, plan_methods
+from nde_talf.evaluation.methods import NGRAM, Bench, Plan, plan_methods
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.static_trees import StaticTrees
@@ -175,9 +175,8 @@ def _benches(
             draft_setting=drawn,
             policy_setting=evaluation.draft_temperature,
             fixed=fixed,
-            tuned="tuned" in groups and draft is not None,
             rules=config.selector.verifiers,
-            ngram=evaluation.ngram,
+            ngrams={NGRAM: evaluation.ngram},
             head=head,
             kinds=[prompt.kind for prompt in tuning],
         )

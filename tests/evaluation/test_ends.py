@@ -15,7 +15,7 @@ from nde_talf import (
 )
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.evaluation.benchmark import Task, read_records, run_benchmark
-from nde_talf.evaluation.loops import PLAIN, Speculative, transformers_loop
+from nde_talf.evaluation.loops import Speculative, transformers_loop
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.tuning import Candidate, Method, Tuner
 from tests.decoding.pairs import tiny_pair
@@ -46,7 +46,7 @@ def methods(pair, limit=LIMIT):
         "n-gram": (NgramDrafter(target.vocab_size), NgramTree(), "nss"),
     }
     lookup = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
-    theirs = {PLAIN: {}, "lookup": lookup, ASSISTED: {"draft": draft}}
+    theirs = {"plain": {}, "lookup": lookup, ASSISTED: {"draft": draft}}
     made = {name: SpeculativeDecoder(target, *parts) for name, parts in ours.items()}
     return {name: Speculative(name, each, GREEDY, limit) for name, each in made.items()} | {
         name: transformers_loop(name, target, GREEDY, limit, **how) for name, how in theirs.items()

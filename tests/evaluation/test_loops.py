@@ -4,7 +4,7 @@ import pytest
 
 from nde_talf import SamplingSetting
 from nde_talf.evaluation.benchmark import Task
-from nde_talf.evaluation.loops import PLAIN, Lookup, Schedule, scheduled, transformers_loop
+from nde_talf.evaluation.loops import schedule, scheduled, transformers_loop
 from tests.decoding.pairs import tiny_pair
 
 
@@ -19,8 +19,8 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     kept = draft.module.generation_config.to_dict()
 
     def decode(wanted):
-        schedule = wanted and Schedule(wanted)
-        return transformers_loop("assisted", target, SamplingSetting(1.0), 60, draft, schedule)(
+        given = wanted and schedule(wanted)
+        return transformers_loop("assisted", target, SamplingSetting(1.0), 60, draft, given)(
             Task([1, 2], 3)
         )
 
@@ -28,23 +28,28 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
         record = decode(wanted)
         assert record.nodes == (most + 1) * record.steps  # the last one has room too
     assert draft.module.generation_config.to_dict() == kept
-    with pytest.raises(ValueError, match="cut"), scheduled(draft, Schedule(tokens)):
+    with pytest.raises(ValueError, match="cut"), scheduled(draft, schedule(tokens)):
         raise ValueError("cut")
     assert draft.module.generation_config.to_dict() == kept
 
 
 def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_and_in_fewer_passes():
     target, _ = tiny_pair(12, scale=30.0)
-    plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)(Task([1, 2, 3]))
+    plain = transformers_loop("plain", target, SamplingSetting(0.0), 50)(Task([1, 2, 3]))
     assert (
         plain.tokens == plain.steps == plain.nodes == 49
         and plain.accepted == {"0": 49}
         and plain.cpu_seconds > 0
     )
     measured = [
-        transformers_loop("x", target, SamplingSetting(0.0), 50, **Lookup(n, 2)._asdict())(
-            Task([1, 2, 3])
-        )
+        transformers_loop(
+            "x",
+            target,
+            SamplingSetting(0.0),
+            50,
+            prompt_lookup_num_tokens=n,
+            max_matching_ngram_size=2,
+        )(Task([1, 2, 3]))
         for n in (1, 8)
     ]
     assert 49 > measured[0].steps > measured[1].steps and max(

@@ -15,10 +15,8 @@ from nde_talf import (
 from nde_talf.decoding.actions import TREE_INDEX, canonical
 from nde_talf.evaluation.benchmark import Task
 from nde_talf.evaluation.methods import (
-    GROUPS,
     Bench,
     Plan,
-    parametrised,
     plan_methods,
     selector_title,
 )
@@ -157,19 +155,6 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
     assert names[3:] == ["Beam", "DySpec"]
     assert plan.methods["DySpec"].decoder.draft_setting == SamplingSetting(0.3)
     assert len({str(text) for text in texts(plan, names)}) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", [SETTING, GREEDY], ids=str)
-def test_every_family_and_every_n_gram_of_a_grid_decodes(bench, setting):
-    """Greedy, all of them write one text; sampled, each runs with a rule that takes its trees."""
-    tuned = at(bench, setting, tuned=True)
-    plain = texts(plan_methods(tuned, set()), [BASELINE])[0]
-    for method in (*parametrised(tuned), *GROUPS["ngram"](tuned)):
-        assert len(method.grid) >= 12
-        few = {each.title: each for each in method.grid[:: len(method.grid) // 4]}
-        for text in texts(Plan({title: each.generator(12) for title, each in few.items()}), few):
-            assert len(text) == len(plain) and (setting != GREEDY or text == plain)
 
 
 def test_static_trees_are_ranked_by_labels(bench):
