@@ -18,7 +18,7 @@ if len(tables) < 2 or "<table" not in html or "<img" not in html or not list(fol
     sys.exit(f"{folder}: the report is incomplete")
 for setting, rows in tables.items():
     names = [row["method"] for row in rows]
-    same = results["same"][setting]
+    same = results["titles"][setting]["same"]
     if len(names) + len(same) < MOST or len(names) > MOST:
         sys.exit(
             f"{setting}: {len(names)} methods decoded and {len(same)} the same as another; expected"

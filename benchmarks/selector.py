@@ -89,8 +89,8 @@ class Decoded:
 
     Attributes:
         methods: by setting and key of a method, its title under every setting, and the title of
-            the method that was decoded for it (see `evaluation.methods.Plan.roles`). At temperature
-            0 Traversal's static tree is the one of all rules.
+            the method that was decoded for it (`evaluation.methods.Titles.roles`). At temperature 0
+            Traversal's static tree is the one of all rules.
     """
 
     def __init__(self, run: Path):
@@ -104,7 +104,7 @@ class Decoded:
             plan = read_json(path)
             self.methods[plan["setting"]] = {
                 TRAVERSAL if key == GREEDY_TREE else key: (title, plan["same"].get(name, name))
-                for key, (title, name) in plan["roles"].items()
+                for key, (title, name, _) in plan["roles"].items()
             }
 
 

@@ -48,7 +48,7 @@ from nde_talf.evaluation.loops import Speculative, generated
 from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
 from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import by_kind, by_setting, ended
+from nde_talf.evaluation.table import by_setting, ended, tabulate
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
@@ -212,13 +212,14 @@ class Table:
 def compared(plan: Plan, records: list[Record]) -> Iterator[str]:
     """Compare all methods with the head's best static tree, and tell speed-ups by kind."""
     ((setting, methods),) = by_setting(records).items()
-    tree = plan.roles[HEAD_TREE].method
+    tree = plan.titles.roles[HEAD_TREE].method
     ratios = {name: shown(speed_ratio(own, methods[tree])) for name, own in methods.items()}
     listed = (f"{name} {ratio}" for name, ratio in ratios.items() if name != tree)
     yield f"{setting}, over {tree}: {', '.join(listed)}."
-    kinds, by_method = by_kind(records).get(setting, {}), dict[str, list[str]]()
-    for row in chain(*kinds.values()):
-        by_method.setdefault(row.method, []).append(f"{row.speedup[0]:.2f}")
+    kinds, by_method = dict.fromkeys(one.kind for one in records), dict[str, list[str]]()
+    for kind in kinds:
+        for row in tabulate(one for one in records if one.kind == kind)[setting]:
+            by_method.setdefault(row.method, []).append(f"{row.speedup[0]:.2f}")
     listed = (f"{name} {' / '.join(ratios)}" for name, ratios in by_method.items())
     if kinds:
         yield f"{setting}, over plain decoding, {' / '.join(kinds)}: {'; '.join(listed)}."

@@ -200,20 +200,18 @@ class Role(NamedTuple):
 
 
 @dataclass
-class Plan:
-    """The methods of one sampling setting, by their titles in tables.
+class Titles:
+    """The methods of one sampling setting by their titles in tables.
 
     Attributes:
-        methods: the decoded ones, in the order of the table.
         same: methods that are not decoded, and the equal one that is.
         learned: those with something learned here.
         roles: by the methods' keys.
         exports: by role of a selector that exported a static tree, its method.
     """
 
-    methods: dict[str, Generate] = field(default_factory=dict)
     same: dict[str, str] = field(default_factory=dict)
-    learned: set[str] = field(default_factory=set)
+    learned: list[str] = field(default_factory=list)
     roles: dict[str, Role] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
 
@@ -228,17 +226,30 @@ class Plan:
                 found[role.method] = self.same.get(static, static)
         return found
 
+
+@dataclass
+class Plan:
+    """The methods of one sampling setting.
+
+    Attributes:
+        methods: the decoded ones by their titles, in the order of the table.
+        titles: of all.
+    """
+
+    methods: dict[str, Generate] = field(default_factory=dict)
+    titles: Titles = field(default_factory=Titles)
+
     def add(self, method: Method, tune: Tuner) -> None:
         """Tune a method, and add it unless there is one of the same configuration."""
-        candidate = tune(method)
+        candidate, titles = tune(method), self.titles
         title, alike = candidate.title, candidate.alike or ""
-        self.roles.setdefault(method.key, Role(method.role, title, method.rule))
+        titles.roles.setdefault(method.key, Role(method.role, title, method.rule))
         if method.learned:
-            self.learned.add(title)
+            titles.learned.append(title)
         if method.exported:
-            self.exports[method.role] = title
+            titles.exports[method.role] = title
         if title not in self.methods and alike in self.methods:
-            self.same[title] = alike
+            titles.same[title] = alike
         elif title not in self.methods:
             self.methods[title] = candidate.generator(tune.new_tokens)
 

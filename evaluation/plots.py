@@ -6,8 +6,7 @@ A picture has a panel per part, for example per sampling setting.
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import cycle
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nde_talf.evaluation.methods import HEAD_TITLE
 from nde_talf.evaluation.protocol import BASELINE, CONTROL
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import Row, control_of
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
-BAND, HEAD, OUTSIDE = "#e69f00", "#009e73", "#cc79a7"
+BAND, OUTSIDE = "#e69f00", "#cc79a7"
 WIDTH, WRAPPED = 5.0, 24  # inches, which fill a narrow screen; letters of a name in a line
-STYLES = ("-", "--", ":", "-.")
 MOST_TREES = 14  # of a histogram
 
 styled = rc_context(
@@ -72,21 +69,20 @@ def unbroken(text: str) -> str:
     return re.sub(r"\([\d, ]+\)", lambda tree: tree[0].replace(" ", "\N{NO-BREAK SPACE}"), text)
 
 
-def colour_of(method: str, outside: bool) -> str:
-    """Return the colour of a method's role, the same in every picture and setting."""
-    if method in (BASELINE, CONTROL):
+def colour_of(row: Row, learned: Collection[str]) -> str:
+    """Return the colour of a method's role, the same in every setting."""
+    if row.method in (BASELINE, CONTROL):
         return PLAIN
-    roles = {"transformers": OUTSIDE, HEAD_TITLE: HEAD, "(NDE)": OURS}
-    known = (colour for name, colour in roles.items() if name in method)
-    return OUTSIDE if outside else next(known, OTHERS)
+    return OUTSIDE if row.outside else OURS if row.method in learned else OTHERS
 
 
-def speed_bars(axis: Axes, rows: list[Row]) -> None:
-    """Draw speed-ups; the band is the A/A control's interval."""
+def speed_bars(axis: Axes, part: tuple[list[Row], Collection[str]]) -> None:
+    """Draw speed-ups; the band is the A/A control's interval. part: rows, and learned methods."""
+    rows, learned = part
     if control := control_of(rows):
         axis.axvspan(control[1], control[2], color=BAND, alpha=0.25, lw=0)
     names = [textwrap.fill(unbroken(row.method), WRAPPED) for row in rows]
-    colours = [colour_of(row.method, row.outside) for row in rows]
+    colours = [colour_of(row, learned) for row in rows]
     values, low, high = np.array([row.speedup for row in rows]).T
     whiskers = np.maximum(0, [values - low, high - values])
     error = {"ecolor": INK, "lw": 1}
@@ -101,32 +97,10 @@ def speed_bars(axis: Axes, rows: list[Row]) -> None:
 
 
 def lines(axis: Axes, part: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw a line of points for every training loss."""
+    """Draw a line of points for every name."""
     for name, points in part.items():
         marker = "o" if len(points) < 12 else None
         axis.plot(*zip(*points, strict=True), marker=marker, label=name)
-
-
-def method_lines(axis: Axes, part: dict[str, tuple[str, str, list[float]]]) -> None:
-    """Draw acceptance by position for every method. part: colour, line style and rates, by name."""
-    for name, (colour, style, rates) in part.items():
-        axis.plot(range(1, len(rates) + 1), rates, style, color=colour, marker="o", label=name)
-
-
-def styled_lines(
-    positions: dict[str, dict[str, list[float]]],
-) -> dict[str, dict[str, tuple[str, str, list[float]]]]:
-    """Choose a style for every method, the same in all settings, in its role's colour."""
-    free: dict[str, Iterator[str]] = {}
-    styles: dict[str, tuple[str, str]] = {}
-    for name in (name for methods in positions.values() for name in methods):
-        if name not in styles:
-            colour = colour_of(name, False)
-            styles[name] = colour, next(free.setdefault(colour, cycle(STYLES)))
-    return {
-        setting: {name: (*styles[name], rates) for name, rates in methods.items()}
-        for setting, methods in positions.items()
-    }
 
 
 def tree_bars(axis: Axes, part: dict[str, int]) -> None:
@@ -156,8 +130,8 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
 
     The template has a caption for each name.
     """
-    speeds = {setting: rows for setting, rows in data.tables.items() if rows}
-    positions = styled_lines(data.positions)
+    speeds = {s: (rows, data.titles[s].learned) for s, rows in data.tables.items() if rows}
+    positions = data.positions
     chosen = {
         f"{name}, {s}": counts
         for s, methods in data.chosen.items()
@@ -165,7 +139,7 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
     }
     curves = {name: shown for name, series in data.curves.items() if (shown := losses(series))}
     if speeds:
-        heights = [0.5 + 0.42 * len(rows) for rows in speeds.values()]
+        heights = [0.5 + 0.42 * len(rows) for rows, _ in speeds.values()]
         bars = figure_of(speeds, speed_bars, heights, "tokens/s over plain decoding's")
         yield "speed", "speedup", bars
     if positions:
@@ -173,7 +147,7 @@ def pictures(data: ReportData) -> Iterator[tuple[str, str, Figure]]:
         yield (
             "acceptance",
             "positions",
-            figure_of(positions, method_lines, [3.2] * len(positions), *labels),
+            figure_of(positions, lines, [3.2] * len(positions), *labels),
         )
     if chosen:
         heights = [0.8 + 0.24 * min(MOST_TREES + 1, len(counts)) for counts in chosen.values()]

@@ -7,16 +7,16 @@ from base64 import b64encode
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.files import write_atomically, write_json
 from nde_talf.evaluation.plots import pictures, unbroken
-from nde_talf.evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL, trusted
+from nde_talf.evaluation.protocol import PROTOCOL
 from nde_talf.evaluation.report_data import ReportData
-from nde_talf.evaluation.table import control_of, markdown
+from nde_talf.evaluation.table import markdown
 from nde_talf.evaluation.verdict import in_words
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -32,22 +32,8 @@ def results(data: ReportData) -> dict[str, Any]:
     return {"summary": summary, "protocol": list(PROTOCOL), **content}
 
 
-class Table(NamedTuple):
-    """Cells of text; the first column names the row.
-
-    Attributes:
-        setting: of the measurement.
-        columns: heads.
-        rows: cells.
-    """
-
-    setting: str
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def table_of_methods(data: ReportData, setting: str) -> Table:
-    """Make the main table of a setting."""
+def table_of_methods(data: ReportData, setting: str) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of a setting's table."""
     rows = data.tables[setting]
     columns = ["method", "speed-up", "in CPU time", "tokens/s", "block efficiency", "nodes a tree"]
     cells = [
@@ -64,38 +50,15 @@ def table_of_methods(data: ReportData, setting: str) -> Table:
     if not any(row.cpu_speedup for row in rows):
         for line in (columns, *cells):
             del line[2]
-    return Table(setting, columns, cells)
-
-
-def table_of_domains(data: ReportData, setting: str) -> Table:
-    """Make the table of speed-ups by domain of the prompts."""
-    kinds = data.kinds.get(setting, {})
-    speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
-    methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
-    rows = [[m, *(speed.get(m, "–") for speed in speeds)] for m in methods if kinds]
-    heads = [
-        kind if trusted(control_of(table)) is not False else f"{kind}: {NOT_TRUSTED}"
-        for kind, table in kinds.items()
-    ]
-    return Table(setting, ["speed-up", *heads], rows)
-
-
-def tables(data: ReportData) -> dict[str, list[Table]]:
-    """Make the tables with rows, by section of the page."""
-    makers = {"speed": table_of_methods, "domains": table_of_domains}
-    return {
-        section: made
-        for section, make in makers.items()
-        if (made := [table for s in data.tables if (table := make(data, s)).rows])
-    }
+    return columns, cells
 
 
 def in_markdown(data: ReportData) -> str:
     """Return tables and verdicts in Markdown, for the terminal and a README."""
     parts = []
     for setting, conclusion in data.verdicts.items():
-        table, same = table_of_methods(data, setting), data.same.get(setting, {})
-        parts += [f"**{setting}**", markdown(table.columns, table.rows)]
+        same = data.titles[setting].same
+        parts += [f"**{setting}**", markdown(*table_of_methods(data, setting))]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
         parts += [data.ended.get(setting, "")]
         parts += [conclusion.sentence, *data.standing[setting]]
@@ -118,7 +81,7 @@ def write_report(data: ReportData, folder: Path) -> None:
     ).from_string(TEMPLATE.read_text(encoding="utf-8"))
     page = template.render(
         data=data,
-        tables=tables(data),
+        tables={setting: table_of_methods(data, setting) for setting in data.tables},
         pictures=drawn,
         protocol=PROTOCOL,
         in_words=in_words,

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nde_talf.evaluation.benchmark import Record
+from nde_talf.evaluation.methods import Titles
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
-    by_kind,
     by_setting,
     ended,
     histogram,
@@ -48,16 +48,12 @@ class ReportData:
         run: name of the run.
         tables: rows by setting.
         verdicts: by setting.
-        kinds: by setting and domain, rows.
         histograms: by setting and method, steps by accepted tokens.
         chosen: by setting and selector, steps by tree.
         measured: amount of decoded text, in words.
         ended: by setting, texts that ended by themselves, in words.
-        learned: by setting, titles of methods with something learned.
-        statics: by setting and learned method, the best static tree of its rule.
+        titles: of the methods, by setting.
         parts: by setting, the speed-ups of every learned method.
-        same: by setting, methods not decoded, and the equal one that was.
-        exports: by setting, for selectors that exported a static tree, its method.
         pair: held-out figures of the pair.
         offline: by selector and latency table, see `nde_talf.selector.offline_evaluation`.
         head: held-out figures of the draft head.
@@ -69,15 +65,11 @@ class ReportData:
     run: str
     tables: dict[str, list[Row]]
     verdicts: dict[str, Verdict]
-    kinds: dict[str, dict[str, list[Row]]]
     histograms: dict[str, dict[str, list[int]]]
     chosen: dict[str, dict[str, dict[str, int]]]
     ended: dict[str, str]
     measured: str
-    learned: dict[str, list[str]]
-    statics: dict[str, dict[str, str]]
-    same: dict[str, dict[str, str]]
-    exports: dict[str, dict[str, str]]
+    titles: dict[str, Titles]
     pair: dict[str, Any]
     offline: dict[str, Any]
     head: dict[str, Any]
@@ -94,26 +86,24 @@ class ReportData:
             run,
             tables,
             {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
-            by_kind(records),
             _by_method(records, histogram),
             _by_method(records, steps_by_tree),
             {s: ended(record for record in records if record.setting == s) for s in tables},
             **parts,
         )
         for setting, methods in by_setting(records).items():
-            of_setting = tables[setting], methods, made.statics.get(setting, {})
-            made.parts[setting] = [
-                _learned(title, *of_setting) for title in made.learned.get(setting, ())
-            ]
+            titles = made.titles.get(setting, Titles())
+            of_setting = tables[setting], methods, titles.statics
+            made.parts[setting] = [_learned(title, *of_setting) for title in titles.learned]
         return made
 
     @property
-    def positions(self) -> dict[str, dict[str, list[float]]]:
-        """Acceptance by position, by setting and method that drafts."""
+    def positions(self) -> dict[str, dict[str, list[tuple[int, float]]]]:
+        """Positions in the draft and their acceptance, by setting and method that drafts."""
         return {
             setting: rates
             for setting, methods in self.histograms.items()
-            if (rates := {m: acceptance_by_position(c) for m, c in methods.items() if len(c) > 1})
+            if (rates := {name: _rates(steps) for name, steps in methods.items() if len(steps) > 1})
         }
 
     @property
@@ -123,7 +113,7 @@ class ReportData:
             setting: [
                 f"{title} is static here ({export}): choosing trees did not win on training prompts"
                 " held out in turn."
-                for title, export in self.exports.get(setting, {}).items()
+                for title, export in self.titles[setting].exports.items()
             ]
             for setting in self.tables
         }
@@ -144,6 +134,10 @@ def _learned(
         outside.method if outside else "",
         speed_ratio(own, methods[outside.method]) if outside else None,
     )
+
+
+def _rates(histogram: list[int]) -> list[tuple[int, float]]:
+    return [*enumerate(acceptance_by_position(histogram), 1)]
 
 
 def _by_method(

@@ -67,21 +67,6 @@ def tabulate(records: Iterable[Record]) -> dict[str, list[Row]]:
     }
 
 
-def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
-    """Make rows by setting and domain of the prompts; empty if there is one domain.
-
-    A domain of one prompt is left out: its intervals over prompts would have no width.
-    """
-    tables: dict[str, dict[str, list[Row]]] = {}
-    kinds = dict.fromkeys(record.kind for record in records)
-    for kind in kinds if len(kinds) > 1 else ():
-        own = [record for record in records if record.kind == kind]
-        if len({record.prompt for record in own}) > 1:
-            for setting, rows in tabulate(own).items():
-                tables.setdefault(setting, {})[kind] = rows
-    return tables
-
-
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
     """Make the row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]

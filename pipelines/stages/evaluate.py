@@ -87,8 +87,8 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
             plan = plans[str(setting)] = plan_methods(bench, _groups(config))
-            roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
-            write_json(folder / f"roles-{name}.json", {"setting": str(setting), **roles})
+            titles = {"setting": str(setting), **asdict(plan.titles)}
+            write_json(folder / f"roles-{name}.json", titles)
             if len(plans) == 1:
                 blocks = blocks[: _affordable(config, folders, len(plan.methods))]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
@@ -283,16 +283,13 @@ def report_data(
         records,
         conditions(*machine),
         measured="; ".join(filter(None, measured)),
-        learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
-        statics={setting: plan.statics for setting, plan in plans.items()},
+        titles={setting: plan.titles for setting, plan in plans.items()},
         pair=metrics["pair"],
         offline=metrics.get("selector", {}),
         head=head,
         curves=_curves(config.selector.verifiers, folders),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
-        same={setting: plan.same for setting, plan in plans.items()},
-        exports={setting: plan.exports for setting, plan in plans.items()},
     )
 
 

@@ -3,7 +3,8 @@
 from nde_talf import SamplingSetting
 from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
-from nde_talf.evaluation.protocol import BASELINE, CONTROL
+from nde_talf.evaluation.methods import Role, Titles
+from nde_talf.evaluation.protocol import BASELINE, CONTROL, SELECTOR, STATIC_TREE
 from nde_talf.evaluation.report_data import ReportData
 
 SETTING = SamplingSetting(0.6)
@@ -60,12 +61,16 @@ def everything(measured):
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
     figures = {"selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0], "same_half": [1.2, 0, 0]}
     offline = {"settings": {"temperature 0.6, top-p 1": figures}, "all": figures}
+    roles = {SELECTOR.format("traversal"): NDE, STATIC_TREE.format("traversal"): STATIC}
+    titles = Titles(
+        same={"BV (1, 0, 4)": STATIC, export: "SpecInfer (1, 0, 4)"},
+        learned=[NDE],
+        roles={key: Role(title, title, "traversal") for key, title in roles.items()},
+        exports={"SpecInfer + selector (NDE)": export},
+    )
     parts = {
         "measured": "5 held-out prompts",
-        "learned": {setting: [NDE]},
-        "statics": {setting: {NDE: STATIC}},
-        "same": {setting: {"BV (1, 0, 4)": STATIC, export: "SpecInfer (1, 0, 4)"}},
-        "exports": {setting: {"SpecInfer + selector (NDE)": export}},
+        "titles": {setting: titles},
         "pair": {"overlap": {"1.0": 0.8125}},
         "offline": {"traversal": {"measured": offline}},
         "head": {"agreement": [0.5, 0.4]},

@@ -79,10 +79,10 @@ def test_a_plan_decodes_each_method_once(bench):
         "Naive (1, 0, 4)",
         "BV (1, 0, 1)",
     ]
-    assert plan.same == {
+    assert plan.titles.same == {
         "Traversal, by domain": "Traversal (2, 0, 3)",
     }
-    assert plan.roles[STATIC_TREE.format("traversal")].method == "Traversal (2, 0, 3)"
+    assert plan.titles.roles[STATIC_TREE.format("traversal")].method == "Traversal (2, 0, 3)"
     first, second = (plan.methods[name] for name in (BASELINE, CONTROL))
     assert first.decoder is not second.decoder  # the control does the same work in one of its own
     assert len({str(text) for text in texts(plan, [BASELINE, CONTROL])}) == 1
@@ -101,8 +101,8 @@ def test_a_selector_chooses_or_is_its_static_export(bench):
         selector_title("specinfer"): "SpecInfer + selector: static (1, 0, 4)",
         selector_title("gbv"): "GBV + selector: static (2, 0, 5)",
     }
-    assert plan.exports == exports and plan.learned == {title}
-    assert plan.same == {exports[selector_title("specinfer")]: "SpecInfer (1, 0, 4)"}
+    assert plan.titles.exports == exports and plan.titles.learned == [title]
+    assert plan.titles.same == {exports[selector_title("specinfer")]: "SpecInfer (1, 0, 4)"}
     assert list(plan.methods)[2:] == ["SpecInfer (1, 0, 4)", exports[selector_title("gbv")], title]
     record = plan.methods[title](Task(PROMPT))
     assert sum(record.actions.values()) == record.steps == sum(record.accepted.values())
@@ -135,7 +135,9 @@ def test_the_fastest_of_a_grid_is_taken_by_halves_and_only_once(tmp_path):
     assert tune(fewer).options == {"seconds": 2}  # another grid than the file knows
     plan = Plan()
     plan.add(fewer, tune)
-    assert plan.roles == {"key": ("role", "takes 2 s", "")} and plan.learned == {"takes 2 s"}
+    assert plan.titles.roles == {"key": ("role", "takes 2 s", "")} and plan.titles.learned == [
+        "takes 2 s"
+    ]
 
 
 @pytest.mark.slow

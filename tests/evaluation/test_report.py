@@ -7,8 +7,8 @@ import pytest
 from matplotlib.image import imread
 
 from nde_talf.decoding.common.bootstrap import times
-from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
-from nde_talf.evaluation.report import in_markdown, table_of_domains, write_report
+from nde_talf.evaluation.protocol import BASELINE, PROTOCOL
+from nde_talf.evaluation.report import in_markdown, write_report
 from nde_talf.evaluation.table import tabulate
 from tests.evaluation.example import NDE, SETTING, STATIC, everything, records
 
@@ -55,13 +55,3 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
     assert kept["tables"][str(SETTING)][3]["speedup"][0] == pytest.approx(2.5)
     assert kept["summary"][0].startswith(data.verdicts[str(SETTING)].sentence)
     assert kept["histograms"][str(SETTING)][NDE] == [0, 0, 0, 25]
-
-
-def test_a_domain_answers_for_its_own_clock_and_one_prompt_is_none(tmp_path):
-    measured = records(tmp_path)
-    for record in measured:
-        record.kind = {"0": "one", "1": "slow", "2": "slow"}.get(record.prompt[-1], "steady")
-        if record.kind == "slow" and record.method == CONTROL:
-            record.seconds *= 2
-    heads = table_of_domains(everything(measured), str(SETTING)).columns
-    assert heads == ["speed-up", f"slow: {NOT_TRUSTED}", "steady"]

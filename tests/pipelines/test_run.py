@@ -50,7 +50,7 @@ def test_one_command_makes_everything(finished):
     results = json.loads((out / "report/results.json").read_text())
     assert list(results["tables"]) == ["T=0.6", "T=1"]
     for setting, rows in results["tables"].items():
-        methods, same = [row["method"] for row in rows], results["same"][setting]
+        methods, same = [row["method"] for row in rows], results["titles"][setting]["same"]
         assert methods[:2] == [BASELINE, CONTROL] and len(methods) + len(same) == 9
         assert sum("selector" in name for name in (*methods, *same)) == 2
         assert any("TALF" in name for name in methods)
@@ -204,7 +204,9 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     assert (folder / "checkpoints/own/report/index.html").exists()
     assert not (folder / "checkpoints/own/pair/target").exists()
     results = json.loads((folder / "checkpoints/own/report/results.json").read_text())
-    names = [row["method"] for row in results["tables"]["T=1"]] + list(results["same"]["T=1"])
+    names = [row["method"] for row in results["tables"]["T=1"]] + list(
+        results["titles"]["T=1"]["same"]
+    )
     methods = {re.split(r" \(|:", name)[0] for name in names}
     rules = {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector"}
     assert methods >= rules | {"Beam", "DySpec"} and "SpecInfer" not in methods
