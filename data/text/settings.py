@@ -150,8 +150,8 @@ class DataConfig:
     sets: dict[str, PromptSet] = field(default_factory=dict)
     """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
     answers: Annotated[int, Field(ge=4, le=MANY)] | None = None
-    """With source=answers: texts that the target writes to learn from; null: 256, and for a draft
-    that is distilled as many as it sees 16 times. A quarter of the number is written to hold out.
+    """With source=answers: texts that the target writes to learn from; null: 256. A quarter of the
+    number is written to hold out.
     """
     answer_tokens: Tokens = 128
     """Tokens of such a text, at most."""

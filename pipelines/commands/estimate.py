@@ -19,9 +19,9 @@ from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
-from nde_talf.pipelines.config.schema import DISTIL, METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
+from nde_talf.pipelines.config.schema import METHODS, MOST_PROMPTS, WITHOUT_DRAFT, Config
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
-from nde_talf.pipelines.stages.pair_text import ANSWERED, answers_to_learn
+from nde_talf.pipelines.stages.pair_text import ANSWERED
 from nde_talf.selector.table_fit import PROBES
 
 ANSWER, QUESTION = 350, 45
@@ -131,9 +131,10 @@ def _pair(config: Config, share: float) -> Work:
     data, model = config.data, config.model
     rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
     trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
-    texts = (data.answers or ANSWERED) // 4 if data.source in (ANSWERS, SELF) else 0
-    if model.draft == DISTIL or (data.source == ANSWERS and not config.dialogues.source):
-        texts += answers_to_learn(config)
+    answers = data.answers or ANSWERED
+    texts = answers // 4 if data.source in (ANSWERS, SELF) else 0
+    if data.source == ANSWERS and not config.dialogues.source:
+        texts += answers
     tokens = texts * data.answer_tokens + data.prompt_count * QUESTION * (data.source == SELF)
     return Work(trained + tokens, tokens / TOGETHER, 0, 10)
 

@@ -98,7 +98,7 @@ def _drafter(config: Config) -> Iterator[str]:
     if traces.drafter == "lm" and not config.model.has_draft:
         yield (
             "traces.drafter=lm: there is no draft model. Leave the key out, and the head drafts, or"
-            " give a draft model (model.draft=FOLDER_OR_HUB_NAME, or model.draft=distil)."
+            " give a draft model (model.draft=FOLDER_OR_HUB_NAME)."
         )
     if traces.labels == "text" and config.drafter == "head":
         yield (

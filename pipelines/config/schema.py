@@ -59,8 +59,6 @@ MOST_PROMPTS = 40
 TABLE = "table.json"
 """The file of a run's own latency table, in the folder of stage latency."""
 MEASURED = "measured"
-DISTIL = "distil"
-"""A draft that is trained here for the user's target."""
 PASSES = ("device", "device_map", "forward", "products", "static_shapes", "graphs")
 """Keys of `model` that decide how passes run, and not what they compute."""
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "latency"
@@ -131,8 +129,8 @@ class ModelConfig(LoadingConfig):
     target: Place | None = None
     """Folder, GGUF file or hub name of the target; null: a small pair is trained."""
     draft: Place | None = None
-    """Folder, GGUF file or hub name of the draft. distil: a small one is trained for the target.
-    null beside a target: there is none, and the draft head takes its place.
+    """Folder, GGUF file or hub name of the draft; null beside a target: the draft head takes its
+    place.
     """
     vocab_size: Annotated[int, Field(ge=257, le=10_000_000)] = 2048
     """Tokens of the tokenizer that is trained here."""
@@ -157,13 +155,11 @@ class ModelConfig(LoadingConfig):
     def given(self) -> dict[str, str]:
         """Folders or hub names of the user's models, by role."""
         named = {"target": self.target, "draft": self.draft}
-        return {role: name for role, name in named.items() if name and name != DISTIL}
+        return {role: name for role, name in named.items() if name}
 
     @property
     def trained(self) -> dict[str, LanguageModelConfig]:
         """Models that are trained here, by role."""
-        if self.draft == DISTIL:
-            return {"draft": self.draft_lm}
         return {} if self.target else {"target": self.target_lm, "draft": self.draft_lm}
 
     @property

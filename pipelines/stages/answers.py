@@ -1,4 +1,4 @@
-"""Text that a target samples: answers to prompts, continuations, and text without any data.
+"""Text that a target samples: answers to prompts, and text without any data.
 
 It is written in shards. A killed run reads the shards that exist and writes the others.
 """
@@ -9,41 +9,19 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
-from nde_talf.data.engines.transformers import AT_ONCE, Engine
+from nde_talf.data.engines.transformers import Engine
 from nde_talf.data.text.conversation import and_skipped
-from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
 from nde_talf.decoding.sampling.rng import SamplingSetting
 
 T = TypeVar("T")
-OPENING = 32
-"""Tokens of a text that the target continues for its draft."""
 FIRST, LEAST = 50, 0.02
 """Samples after which the usable ones are counted, and the least share of them."""
-
-
-def continued(
-    store: TraceStore,
-    engine: Callable[[], Engine],
-    rows: Tensor,
-    seed: int,
-    end: int,
-    most: int,
-    size: int = AT_ONCE,
-) -> Tensor:
-    """Return rows, as long as `rows`, of texts that the target writes after their first tokens.
-
-    Half of them are sampled at temperature 1 and half at 0.6. end: the token between two texts;
-    others: see `sampled`.
-    """
-    texts = sampled(store, engine, rows[:, :OPENING].tolist(), seed, most, size, (1.0, 0.6))
-    return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
 
 
 def sampled(

@@ -1,7 +1,6 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from nde_talf.data.text.settings import ANSWERS
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.progress import console, working
 from nde_talf.decoding.device import free_memory
-from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.draft_training.training.lm_training import (
     LanguageModel,
@@ -69,10 +67,9 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str, Any]:
     """Prepare target, draft, tokenizer and texts; return the figures for the manifest."""
     folder, data, model = folders["pair"], config.data, config.model
-    given = [*model.given.values()]
     if model.target:  # wrong input first
         shared_tokenizer(model)
-    models = load_models(given, *model.placed)
+    models = load_models(model.given.values(), *model.placed)
     context = shared_context(config, (model.max_context for model in models))
     text = read_text(config, folder, models, context)
     if models:
@@ -84,11 +81,9 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     for kind, example in first_of_each(text.prompts).items():
         framed(f"first prompt: {kind}", Text(shortened(example)))
     if model.trained:
-        _train(config, folder, text, models, tracker)
-        models.clear()  # the target is not held twice
+        _train(config, folder, text, tracker)
         free_memory()
-        where = [*given, *(str(folder / role) for role in model.trained)]
-        models = load_models(where, *model.placed)
+        models = load_models([str(folder / role) for role in model.trained], *model.placed)
     tokens = text.train.numel(), text.held_out.numel()
     console.print("text of {:,} tokens to learn from, {:,} held out".format(*tokens))
     with working("evaluating the models on held-out text"):
@@ -116,10 +111,9 @@ def _train(
     config: Config,
     folder: Path,
     text: PairText,
-    models: Sequence[CausalModel],
     tracker: Tracker,
 ) -> None:
-    """Train the target unless it is one of `models`, and distil the draft from it.
+    """Train the target, and distil the draft from it.
 
     A finished model is loaded, an unfinished training resumed.
     """
@@ -128,12 +122,11 @@ def _train(
         model.save_pretrained(path)
         text.tokenizer.save_pretrained(path)
 
-    tokenizer, trained = text.tokenizer, config.model.trained
-    teacher: Any = models[0].module if models else None
-    vocabulary = models[0].vocab_size if models else len(tokenizer)
-    for role, lm in trained.items():
+    tokenizer = text.tokenizer
+    teacher: Any = None
+    for role, lm in config.model.trained.items():
         out = folder / role
-        if role == "draft" and "target" in trained and config.data.source == ANSWERS:
+        if role == "draft" and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
             engine = partial(answering_engine, config, target)
             answer_prompts(config, folder, text, target.max_context, engine)
@@ -144,7 +137,7 @@ def _train(
         else:
             distilled = "" if teacher is None else ", distilled from the target"
             console.print(f"training the {role}{distilled}")
-            built = build_llama(lm, vocabulary, tokenizer.eos_token_id, like=teacher)
+            built = build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher)
             module = LanguageModel(built, lm, teacher)
             module.place = torch.device(config.model.device)
             model = teacher = fit(module, rows, folder / "training" / role, tracker.loggers(role))

@@ -28,7 +28,6 @@ from nde_talf.data.text.pair import (
     load_models,
     shipped_prompts,
     shipped_rows,
-    spread,
 )
 from nde_talf.data.text.prompt_sets import load_sets
 from nde_talf.data.text.prompts import (
@@ -48,14 +47,14 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.precision import type_of_draft
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.pipelines.config.own_files import show
-from nde_talf.pipelines.config.schema import DISTIL, Config
-from nde_talf.pipelines.stages.answers import OPENING, SelfMade, continued, sampled
+from nde_talf.pipelines.config.schema import Config
+from nde_talf.pipelines.stages.answers import SelfMade, sampled
 from nde_talf.pipelines.stages.shared_tokenizer import shared_tokenizer
 
 SHOWN = 10
 """Self-made texts that are shown."""
-ANSWERED, EPOCHS = 256, 16
-"""Answers to learn from at least, and times that a draft for a given target sees them all."""
+ANSWERED = 256
+"""Answers to learn from, where no number is given."""
 TURN = 128
 """Tokens of a self-made user's turn, at most."""
 SPECIAL = 4
@@ -127,7 +126,7 @@ def _tokenised(config: Config, documents: Dataset) -> PairText:
 def read_text(
     config: Config, folder: Path, models: Sequence[CausalModel], context: int
 ) -> PairText:
-    """Read text and prompts; a target that is given writes the text that a draft learns from."""
+    """Read text and prompts; a target that is given writes the text that a head learns from."""
     given, source = config.model.target, config.data.source
     own = given is not None and source == ANSWERS
     engine = cache(lambda: answering_engine(config, models[0]))
@@ -142,15 +141,6 @@ def read_text(
     text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
         answer_prompts(config, folder, text, models[0].max_context, engine)
-    elif config.model.draft == DISTIL and source != SELF:
-        store, rows = (
-            TraceStore(folder / "answers/train", "train"),
-            spread(text.train, answers_to_learn(config)),
-        )
-        most = min(config.data.answer_tokens, models[0].max_context - OPENING)
-        end, size = text.tokenizer.eos_token_id, config.engine.batch
-        own_rows = continued(store, engine, rows, config.seed, end, most, size)
-        text.for_draft = torch.cat([own_rows, spread(text.train, 3 * len(own_rows))])
     return text
 
 
@@ -241,7 +231,7 @@ def answer_prompts(
     """Replace the rows of `text` by what the target writes after its prompts.
 
     Prompts of the test split are left out, and the last third of the others is held out. Where a
-    head learns from dialogues, and no draft is distilled, no text to learn from is written.
+    head learns from dialogues, and no draft is trained, no text to learn from is written.
     """
     data, end, size = config.data, text.tokenizer.eos_token_id, config.engine.batch
     splits = assign_splits(text.prompts, data.test_prompts)
@@ -260,12 +250,5 @@ def answer_prompts(
     if (config.dialogues.source or data.source == SELF) and not config.model.trained:
         console.print("the head learns from dialogues: no other text is sampled to learn from")
     else:
-        text.train = text.for_draft = rows("train", traced[:first], answers_to_learn(config))
+        text.train = text.for_draft = rows("train", traced[:first], data.answers or ANSWERED)
     text.held_out = rows("held_out", traced[first:], (data.answers or ANSWERED) // 4)
-
-
-def answers_to_learn(config: Config) -> int:
-    """Count the answers to learn from; a draft for a given target sees them `EPOCHS` times."""
-    model, tokens = config.model, config.model.draft_lm.batch * config.model.length
-    rows = model.draft_lm.steps * tokens if model.draft == DISTIL else 0
-    return config.data.answers or max(ANSWERED, rows // (EPOCHS * config.data.answer_tokens))

@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nde_talf.data.dialogues.token_rows import TokenRows
-from nde_talf.data.engines.transformers import TransformersEngine
+from nde_talf.data.engines.transformers import AT_ONCE, TransformersEngine
 from nde_talf.data.text.pair import spread
 from nde_talf.data.text.shipped import DRAFT, TARGET
 from nde_talf.data.text.templates import load_tokenizer
+from nde_talf.data.text.tokenizer import in_rows
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_atomically
@@ -39,13 +40,15 @@ from nde_talf.draft_training.training_settings import HeadConfig
 from nde_talf.pipelines.config.schema import TrackingConfig
 from nde_talf.pipelines.runs.lock import locked
 from nde_talf.pipelines.runs.tracking import tracked
-from nde_talf.pipelines.stages.answers import OPENING, continued
+from nde_talf.pipelines.stages.answers import sampled
 from nde_talf.pipelines.stages.draft import export_head
 from recipes.small.sources import documents, read_frozen
 from recipes.small.text import Text as Rows
 from recipes.small.text import prepared
 from recipes.small.training import PAUSE, Leg, RecipeConfig, RecipeModel, reached
 
+OPENING = 32
+"""Tokens of a text that the target continues for its draft."""
 TEXT_ROWS = 49_152
 """Rows of text that draft and head learn."""
 HELD_OUT_ROWS = 32
@@ -187,8 +190,10 @@ def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
     dtype = "bfloat16" if native_bfloat16(device) else "float32"
     model, store = CausalModel.load(str(target), device.type, dtype), TraceStore(folder)
     end = min(model.ends, default=0)
-    engine, most = TransformersEngine(model), rows.shape[1] - OPENING
-    return continued(store, lambda: engine, rows[:count], 0, end, most)
+    engine, begun = TransformersEngine(model), rows[:count, :OPENING].tolist()
+    most = rows.shape[1] - OPENING
+    texts = sampled(store, lambda: engine, begun, 0, most, AT_ONCE, (1.0, 0.6))
+    return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
 
 
 def _draft(config: SmallConfig, text: Rows) -> None:

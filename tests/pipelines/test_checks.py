@@ -14,7 +14,7 @@ from tests.refusal import refusal
         ([], "lm", "text"),
         (["model.target=t/t"], "head", "trees"),
         (["model.target=t/t", "traces=text"], "head", "trees"),
-        (["model.target=t/t", "model.draft=distil"], "lm", "text"),
+        (["model.target=t/t", "model.draft=d/d"], "lm", "text"),
         (["traces.drafter=head"], "head", "trees"),
         (["model.target=t/t", "model.device_map=auto"], "nobody", "trees"),
     ],

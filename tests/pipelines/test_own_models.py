@@ -3,7 +3,6 @@ be built for.
 """
 
 import json
-import shutil
 import time
 
 import pytest
@@ -64,6 +63,8 @@ def alone(folder):
     trained = (run / head).stat().st_mtime_ns
     assert "✓ draft: finished" in printed_by(folder, *asked)
     assert (run / head).stat().st_mtime_ns == trained
+    dry = printed_by(folder, *asked, "seed=5", "dry_run=true")
+    assert "stage=pair: finished with other settings (seed: 0 recorded" in dry
     return ["run=alone", f"paths.checkpoints={folder}/checkpoints"]
 
 
@@ -89,33 +90,6 @@ def test_a_target_without_a_draft_model_gets_a_head_and_a_selector_for_it(folder
 def test_a_run_of_a_target_alone_is_used_like_another(alone, command, told):
     name, *asked = command.split()
     assert told in said(finish(f"nde_talf.pipelines.commands.{name}", [*alone, *asked]))
-
-
-def test_a_draft_is_distilled_for_a_target_that_has_none(folder):
-    asked = ("run=distilled", f"model.target={folder}/llama", "model.draft=distil", *QUICK)
-    dry = printed_by(folder, *asked, "dry_run=true")
-    assert "draft: trained here" in dry and "skipped" not in dry
-    told = "training the draft, distilled from the target"
-    assert told in printed_by(folder, *asked, "stage=pair")
-    dry = printed_by(folder, *asked, "seed=5", "dry_run=true")
-    assert "stage=pair: finished with other settings (seed: 0 recorded" in dry
-    told = "plain decoding, by these prices and the overlap on held-out text: the draft"
-    assert told in printed_by(folder, *asked, "stage=latency")
-    pair, latency = (folder / "checkpoints/distilled" / name for name in ("pair", "latency"))
-    metrics = json.loads((pair / "manifest.json").read_text())["metrics"]
-    assert 0 < metrics["overlap"]["1.0"] <= 1 and metrics["draft_nats"] > 0
-    assert json.loads((pair / "pair.json").read_text())["draft"] == "draft"
-    assert not (pair / "target").exists()
-    assert json.loads((pair / "draft/config.json").read_text())["vocab_size"] == 304
-    assert json.loads((latency / "manifest.json").read_text())["metrics"]["path_speedup"] > 0
-    # what a killed stage has is not made again: neither the target's text nor the training
-    made = (pair / "draft/model.safetensors").read_bytes()
-    shards = {shard: shard.stat().st_mtime_ns for shard in pair.glob("answers/*/*.parquet")}
-    (pair / "manifest.json").unlink()
-    shutil.rmtree(pair / "draft")
-    printed_by(folder, *asked, "stage=pair")
-    assert shards and shards == {shard: shard.stat().st_mtime_ns for shard in shards}
-    assert (pair / "draft/model.safetensors").read_bytes() == made
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):

@@ -6,19 +6,9 @@ import pytest
 
 from nde_talf.data.text.shipped import SHIPPED, SMOLLM2, shipped
 from nde_talf.pipelines.commands.generate import GenerateConfig, generate
-from nde_talf.pipelines.config.command_line import composed
-from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.runs.decoder import choose_policy
 from nde_talf.pipelines.runs.finished import Run
-from nde_talf.pipelines.stages.pair_text import read_text
 from nde_talf.selector.policy import NeuralPolicy
-from tests.draft_training.heads import tiny_target
-
-
-def test_a_draft_for_the_shipped_target_learns_rows_of_one_length(tmp_path, monkeypatch):
-    monkeypatch.setattr("nde_talf.pipelines.stages.answers.sampled", lambda *_: [[1] * 600] * 9)
-    config = composed(Config, "model=small", "model.draft=distil", "model.length=256")
-    assert read_text(config, tmp_path, [tiny_target()], 512).for_draft.shape[1] == 512
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_a_pair_for_the_cpu_is_trained_there_beside_a_gpu(tmp_path, monkeypatch)
     trained, text = [], Mock(tokenizer=train_tokenizer(["a"], 300))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(pair, "fit", lambda module, *_: trained.append(module) or module.model)
-    pair._train(Config(), tmp_path, text, [], Mock())
+    pair._train(Config(), tmp_path, text, Mock())
     assert [module.place.type for module in trained] == ["cpu", "cpu"]
 
 
