@@ -83,10 +83,10 @@ def pair_without_weights(model: ModelConfig) -> dict[str, Any]:
     return models | ours
 
 
-def expected(config: Config) -> tuple[dict[str, float], str]:
+def expected(config: Config, measure: bool = False) -> tuple[dict[str, float], str]:
     """Estimate the minutes of the stages that are to do, and say what the estimate is made from.
 
-    Passes of a target that is soon loaded are timed.
+    measure: time passes of the target, where it is soon loaded.
     """
     to_do = [name for name, state in _states(config).items() if state == TO_DO]
     if not to_do:
@@ -94,7 +94,7 @@ def expected(config: Config) -> tuple[dict[str, float], str]:
     models, given = pair_without_weights(config.model), config.model.target
     target, size = models["target"], size_of(models)
     decoding = config.evaluation.threads
-    if given and _soon_loaded(given):
+    if measure and given and _soon_loaded(given):
         quiet()
         (loaded,) = load_models([given], *config.model.placed)
         prices, how = measured(loaded, decoding), "passes timed here"
@@ -209,7 +209,7 @@ def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
 def _print_stages(config: Config) -> None:
     """Print which stages are finished and to do, and what would stop them here."""
     faults = faults_of((check_device,), config.model.device)
-    left, how = ({}, "") if faults else expected(config)
+    left, how = ({}, "") if faults else expected(config, measure=True)
     for name, state in _states(config).items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
         console.print(f"stage={name}: {state}{about}", soft_wrap=True)

@@ -1,12 +1,15 @@
 """Run the stages of a configuration that its quick checks let pass."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nde_talf.decoding.common.progress import console
+from nde_talf.decoding.common.errors import UserError
+from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.device import free_memory
 from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.model.families import NoHeadError
+from nde_talf.pipelines.commands.dry_run import expected
 from nde_talf.pipelines.commands.signals import raise_signals, raise_swallowed
 from nde_talf.pipelines.config.machine_checks import check_machine
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config
@@ -17,6 +20,8 @@ from nde_talf.pipelines.runs.record import remember
 from nde_talf.pipelines.stages.shared_tokenizer import check_template
 from nde_talf.pipelines.stages.table import BY_NAME
 
+LONG = 600
+"""Seconds of a stage that says its minutes when it begins."""
 SKIPPED = "skipped, as nothing drafts whose trees could be traced"
 
 
@@ -36,7 +41,15 @@ def run_stages(config: Config) -> None:
     with locked(folder), threads(config.model.threads):
         if not read_record(folder):  # what is refused below does not replace a record
             remember(folder, config.base)
+        left = dict[str, float]()
+        with suppress(UserError):  # the stage that meets it says it
+            left, _ = expected(config)
         for name in config.stages:
+            if (seconds := 60 * left.get(name, 0)) > LONG:
+                console.print(
+                    f"! {name}: about {duration(seconds)} on this machine, by sizes, not measured"
+                    " (dry_run=true times passes)"
+                )
             try:
                 if name in OF_DRAFTER and config.drafter == "nobody":
                     console.print(f"· {name}: {SKIPPED}")

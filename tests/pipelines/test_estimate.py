@@ -27,15 +27,23 @@ def test_steps_of_a_head_cost_as_measured_on_smollm2():
     assert trees / chains == pytest.approx(275 / 182, rel=0.05)
 
 
-def test_measured_and_computed_prices_are_of_one_order(tmp_path, monkeypatch):
+def test_measured_and_computed_prices_are_of_one_order(tmp_path):
     pair = [f"model.{role}={PAIR}/{role}" for role in ("target", "draft")]
     config = composed(Config, *pair, f"paths.checkpoints={tmp_path}", "stage=evaluate")
-    measured, how = expected(config)
-    monkeypatch.setattr("nde_talf.pipelines.commands.dry_run.LOADED", 0)  # too large to load
-    computed, other = expected(config)
+    (measured, how), (computed, other) = expected(config, measure=True), expected(config)
     assert "timed" in how and "not measured" in other
     assert [*measured] == [*computed] == ["evaluate"]
     assert min(measured.values()) > 0 < min(computed.values())
+
+
+def test_a_long_stage_says_so_when_it_begins(tmp_path, capsys):
+    (tmp_path / "empty.txt").touch()
+    long = ["model=tiny_ci", "model.target_lm.steps=10000000", "tracking=disabled", "data=text"]
+    places = [f"data.source={tmp_path}/empty.txt", f"paths.checkpoints={tmp_path}"]
+    with refusal():
+        run(composed(Config, *long, *places))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "! pair: about " in printed and "evaluate: about" not in printed
 
 
 def test_folders_that_no_run_can_have_and_names_of_none_are_refused_first(tmp_path):
