@@ -24,6 +24,7 @@ FORMAT = Format("selector", "train it again with stage=selector force=true")
 INPUTS = {"scalars": [*INPUT_SCALARS], "trees": [[*tree] for tree in TREES]}
 """Inputs and choices in order, as listed in every export."""
 CONFIG, WEIGHTS, TABLE = "config.json", "model.safetensors", "table.json"
+VECTORS = "vectors.safetensors"
 """Files of an export."""
 ABOUT = (
     "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree"
@@ -47,12 +48,13 @@ def write_export(
     schema: SelectorSchema,
     weights: dict[str, Tensor],
     table: LatencyTable | None,
+    vectors: dict[str, Tensor],
     facts: Mapping[str, Any],
     figures: Mapping[str, Any] | None,
 ) -> None:
     """Write weights, configuration, latency table, checksums and model card, all or nothing.
 
-    facts, figures: see `Selector.save_pretrained`.
+    vectors: of `vectors`. facts, figures: see `Selector.save_pretrained`.
     """
     known = {
         "verifier": schema.verifier,
@@ -69,6 +71,7 @@ def write_export(
         write_json(temporary / CONFIG, {"format": FORMAT.number, **asdict(schema), **INPUTS})
         if table is not None:
             table.save(temporary / TABLE)
+        save_file(vectors, temporary / VECTORS)
         title = f"Selector of draft trees ({schema.verifier})"
         tags = ["speculative-decoding", "selector"]
         write_card(temporary, title, ABOUT, USE, tags, None, known, figures)

@@ -15,6 +15,7 @@ from nde_talf.decoding.common.hub import export_folder
 from nde_talf.selector.export import (
     CONFIG,
     FORMAT,
+    VECTORS,
     read_export,
     unfit,
     write_export,
@@ -24,6 +25,7 @@ from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.roots import INPUT_SCALARS
 from nde_talf.selector.schema import SelectorSchema
 from nde_talf.selector.step_costs import SPACING, StepCosts
+from nde_talf.selector.vectors import check_vectors, vectors_of
 
 PASSES, FARTHEST = 2, 2.0
 """Number of prices at the end of the scalars, and their clamp in standard deviations."""
@@ -170,7 +172,8 @@ class Selector(nn.Module):
             figures: throughputs on held-out roots, for the model card.
         """
         weights = {name: value.contiguous() for name, value in self.state_dict().items()}
-        write_export(Path(folder), self.schema, weights, self.table, facts or {}, figures)
+        vectors = vectors_of(self)
+        write_export(Path(folder), self.schema, weights, self.table, vectors, facts or {}, figures)
 
     @classmethod
     @checked
@@ -193,4 +196,6 @@ class Selector(nn.Module):
         except RuntimeError as error:
             raise unfit(folder, error) from error
         selector.table = table
+        if (path := folder / VECTORS).exists():
+            check_vectors(selector, path)
         return selector.eval()

@@ -1,6 +1,6 @@
 """Lay out what one uploads of a run: `nde export run=NAME to=FOLDER`.
 
-Each head and selector becomes a folder with its weights, checksums and model card.
+Each head and selector becomes a folder with its weights, test vectors, checksums and model card.
 """
 
 import shutil

@@ -31,7 +31,7 @@ def test_the_notebook_runs_with_the_small_pair(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert names["run"] == "small" and len(names["trees"][names["step"]]) > 1
     assert "committed:" in printed and "tokens a pass" in printed
-    assert (tmp_path / "upload/selector-traversal/table.json").is_file()
+    assert (tmp_path / "upload/selector-traversal/vectors.safetensors").is_file()
 
 
 @pytest.mark.nightly
@@ -41,7 +41,7 @@ def test_the_notebook_runs_with_smollm2(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert names["run"] == "smollm2" and len(names["trees"][names["step"]]) > 1
     assert printed.count("ours: ") == 2 and "committed:" in printed
-    assert (tmp_path / "upload/selector-traversal/table.json").is_file()
+    assert (tmp_path / "upload/selector-traversal/vectors.safetensors").is_file()
 
 
 def test_the_notebook_is_stored_without_outputs():

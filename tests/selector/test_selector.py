@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nde_talf import (
+    Action,
     DecodingState,
     LMDrafter,
     NeuralPolicy,
@@ -17,9 +19,11 @@ from nde_talf import (
     SpeculativeDecoder,
 )
 from nde_talf.decoding.actions import TREES
+from nde_talf.decoding.common.checksums import write_checksums
 from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.features import SCALARS, scalar_features
 from nde_talf.decoding.sampling.rng import warp
+from nde_talf.selector.export import VECTORS
 from nde_talf.selector.offline_evaluation import evaluate_offline
 from nde_talf.selector.roots import INPUT_SCALARS, roots_from_traces
 from nde_talf.selector.step_costs import StepCosts
@@ -40,6 +44,23 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     assert torch.equal(validation.logits(selector), validation.logits(again))
+
+
+@pytest.mark.parametrize("target", [6, 0])
+def test_an_export_holds_vectors_that_a_reader_has_to_give(tmp_path, target):
+    selector = Selector(schema(target, 4)).train()
+    selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
+    selector.save_pretrained(tmp_path)
+    assert selector.training
+    vectors = load_file(tmp_path / VECTORS)
+    logits, trees = vectors.pop("logits"), vectors.pop("trees")
+    # Products round by the alignment of their inputs, which is another in a file.
+    torch.testing.assert_close(Selector.from_pretrained(tmp_path)(**vectors), logits)
+    assert [TREES.index(Action(*tree)) for tree in trees.tolist()] == logits.argmax(-1).tolist()
+    save_file({**vectors, "logits": logits + 1, "trees": trees}, tmp_path / VECTORS)
+    write_checksums(tmp_path)
+    with refusal(r"vectors\.safetensors: its selector gives other logits"):
+        Selector.from_pretrained(tmp_path)
 
 
 @pytest.mark.long
