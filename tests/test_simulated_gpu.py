@@ -232,7 +232,8 @@ def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
             warp(q, setting),
         )
         for start, end in ((0, 1), (1, 3)) if bottom_up else ((0, 6),):
-            numbers.reject(p, q, torch.arange(start, end), 2, bottom_up)
+            here = slice(start, end)
+            numbers.reject(p[here], q[here], torch.arange(start, end), 2, bottom_up)
         return numbers.finish(p, q, 2, uniforms)
 
     traced = make_fx(table, tracing_mode="fake")(*inputs)
@@ -260,8 +261,9 @@ if __name__ == "__main__":  # prints the table of benchmarks/results/gpu.md
 @pytest.mark.slow
 def test_labels_and_losses_are_the_hosts(request):
     def work(place):
-        traced = trace([*map(place, tiny_pair(11, noise=0.06))], ["t0.6", "p0.9"])
-        numbers = [float(each.double().sum()) for each in traced.values() if torch.is_tensor(each)]
+        pair = [*map(place, tiny_pair(11, noise=0.06))]
+        traced = [each for name in ("t0.6", "p0.9") for each in trace(pair, name).values()]
+        numbers = [float(each.double().sum()) for each in traced if torch.is_tensor(each)]
         target = place(tiny_pair(29, hidden=16, layers=4)[0])
         for wiring in ({}, {"features": "three", "norms": ["fc_norm", "norm_output"]}):
             torch.manual_seed(0)

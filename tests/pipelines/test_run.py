@@ -88,7 +88,7 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
     nde_talf.pipelines.commands.recommend.recommend(config)
     out = folder / "checkpoints/default/recommend"
     recommended = json.loads((out / "recommend.json").read_text())
-    assert recommended["settings"] == ["t0.6", "t1.0"] and "path" in recommended
+    assert recommended["settings"] == ["t0.6", "t1.0"] and "tree" in recommended
     if recommended["vllm"] is None:
         assert not (out / "vllm.json").exists()
     else:

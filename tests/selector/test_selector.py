@@ -46,9 +46,8 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     assert torch.equal(validation.logits(selector), validation.logits(again))
 
 
-@pytest.mark.parametrize("target", [6, 0])
-def test_an_export_holds_vectors_that_a_reader_has_to_give(tmp_path, target):
-    selector = Selector(schema(target, 4)).train()
+def test_an_export_holds_vectors_that_a_reader_has_to_give(tmp_path):
+    selector = Selector(schema(6, 4)).train()
     selector.standardise(torch.randn(50, len(INPUT_SCALARS)))
     selector.save_pretrained(tmp_path)
     assert selector.training
