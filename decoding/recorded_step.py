@@ -3,11 +3,11 @@
     upload → advance → level, level, ... → score → table → transfer → the rule, on the host
 
 `advance` commits what the last step accepted, runs it through the draft, and draws the first level,
-or asks a policy that looks at the draft for a tree; `level` runs a level and draws the next;
-`score` runs all nodes through the target; `table` finds the numbers that the rule may look at,
-after `reject` of each level where the rule goes bottom-up. Their shapes depend on the width of a
-level, the padded number of nodes and the number of slots shown, and the tree comes with the upload;
-so a few graphs serve all trees.
+or asks a policy that looks at the draft for a tree. `level` runs a level and draws the next.
+`score` runs all nodes through the target. `table` finds the numbers that the rule may look at; for
+a rule that goes bottom-up, `reject` finds some of them level by level before. Shapes depend on the
+width of a level, the padded number of nodes and the number of slots shown. The tree itself comes
+with the upload, so a few graphs serve all trees.
 
 Draws that coincide keep rows of their own on the device. The host merges them: a node's children
 are drawn from q, and verified against p, of its first row.
@@ -208,10 +208,13 @@ class RecordedSteps:
         return width
 
     def advance(self, count: int, width: int | None, shown: int) -> Tensor | None:
-        """Keep what was accepted, up to `count` tokens, and draft at the root.
+        """Commit the accepted tokens, find q at the new root, and draw the first level.
 
-        Draws `width` rows below it; None: returns the tree's index in TREES, [1], that the policy
-        chooses.
+        Args:
+            count: the accepted tokens, padded.
+            width: rows of the first level; None: the policy chooses the tree, and its index in
+                TREES, [1], is returned.
+            shown: slots that rows see.
         """
         self.numbers.clear()
         self.row.fill_(1)

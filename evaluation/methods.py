@@ -205,7 +205,7 @@ class Titles:
 
     Attributes:
         same: methods that are not decoded, and the equal one that is.
-        learned: those with something learned here.
+        learned: methods with a part that was learned here.
         roles: by the methods' keys.
         exports: by role of a selector that exported a static tree, its method.
     """

@@ -45,7 +45,7 @@ def regenerate(
     made = [
         replace(one, messages=[m for m in one.messages if m["role"] == SYSTEM]) for one in dialogues
     ]
-    left = {i: [m for m in one.messages if m["role"] != SYSTEM] for i, one in enumerate(dialogues)}
+    left = {i: one.messages[len(made[i].messages) :] for i, one in enumerate(dialogues)}
     for turn in count():
         asked = {i: [*made[i].messages, question] for i, (question, *_) in left.items()}
         prompts = _prompts(encoder, asked, longest - new_tokens)
@@ -63,7 +63,7 @@ def regenerate(
                 if others and not cut:
                     going[i] = others
         left = going
-    return [one for one in made if any(m["role"] == ASSISTANT for m in one.messages)]
+    return [one for one in made if len(one.messages) > 1]
 
 
 def _prompts(

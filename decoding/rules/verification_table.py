@@ -39,7 +39,7 @@ class _Rows(NamedTuple):
 
 
 class VerificationTable:
-    """Numbers of a tree of up to N rows, each of which is a draw, whether some coincide or not.
+    """Numbers of a tree of up to N rows, a row for each draw; draws that coincide keep their rows.
 
     Shapes depend on arguments' shapes alone, all tensors keep their addresses, and no number is
     read, so that a CUDA graph can hold the methods.
@@ -50,7 +50,8 @@ class VerificationTable:
             draws that coincide belongs to the first of them.
 
     Attributes:
-        weights: [N + 1], with which rows are reached: 1 but for Traversal. The last is no row's.
+        weights: [N + 1], with which rows are reached; all 1 except under Traversal. The last entry
+            takes what is written for draws that are not there.
         c: [N], coefficients of the last residuals.
         left: [N], their masses; 0 at rows without draws.
         numbers: [N, K, 3], p and q at each draw, and the residual's mass after its rejection.
