@@ -185,7 +185,7 @@ def selectors(bench: Bench) -> Iterator[Campaign]:
                 SETTINGS[at],
                 methods,
                 (),
-                tokens=48 if options.head else 16,
+                tokens=24 if options.head else 16,
                 joint=(*claims, *own),
                 prices=profile,
             )
