@@ -30,6 +30,7 @@ from nde_talf.draft_training.model.draft_vocab import (
     SMALL,
     fraction_inside,
     frequent_tokens,
+    readout_gains,
 )
 from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.head import EagleHead
@@ -287,7 +288,10 @@ def _vocabulary(rows: TokenRows, target: CausalModel, config: HeadConfig) -> Ten
     if asked is None or (asked == "auto" and target.vocab_size < SMALL):
         return None
     size = COVERED if asked == "auto" else float(asked)
-    return frequent_tokens(rows, size, target.vocab_size)
+    vocabulary = frequent_tokens(rows, size, target.vocab_size)
+    if asked != "auto" or vocabulary is None:
+        return vocabulary
+    return vocabulary if readout_gains(target.readout.weight.detach(), vocabulary) else None
 
 
 @contextmanager

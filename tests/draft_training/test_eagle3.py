@@ -16,6 +16,7 @@ from nde_talf.draft_training.model.draft_vocab import (
     fraction_inside,
     frequent_tokens,
     layout_of,
+    readout_gains,
     vocabulary_in,
 )
 from nde_talf.draft_training.model.eagle3 import Eagle3Head, three_layers
@@ -282,6 +283,12 @@ def test_heads_of_the_other_kind_and_layers_that_are_not_llamas_are_refused(targ
         build_head(target, replace(TINY, norms=["fc_norm"], warm_start=folder))
     with refusal(r"draft\.layer=llama"):
         Eagle3Head(other)
+
+
+def test_reading_out_few_tokens_pays(capsys):
+    """Eight rows of 20,000: a matter of a thousand times, on any machine."""
+    assert readout_gains(torch.randn(20_000, 64), torch.arange(8))
+    assert "reading out 8 of 20000 tokens" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_head_that_the_target_reads_out_drafts_some_tokens(target, tmp_path):
