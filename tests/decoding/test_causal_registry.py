@@ -26,6 +26,7 @@ from nde_talf import (
     UserError,
 )
 from nde_talf.decoding.common.errors import first_line
+from nde_talf.decoding.common.progress import track
 from nde_talf.decoding.models.loading import architecture
 
 SMALL = json.loads(Path(__file__).with_name("small_sizes.json").read_text())
@@ -107,6 +108,12 @@ def test_the_registry_decodes_the_text_of_plain_passes_or_is_refused():
 
 
 if __name__ == "__main__":
-    print("| entry | outcome | form, or why |\n|---|---|---|")
-    for name in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        print(f"| {name} | {' | '.join(outcome(name))} |", flush=True)
+    names = sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    found = {name: outcome(name) for name in track(names, "models", len(names), "model")}
+    for form in sorted({why for kind, why in found.values() if kind == "equal"}):
+        equal = (name for name, own in found.items() if own == ("equal", form))
+        print(f"Equal, by {form}: {', '.join(equal)}.\n")
+    print("| entry | outcome | why |\n|---|---|---|")
+    for name, (kind, why) in found.items():
+        if kind != "equal":
+            print(f"| {name} | {kind} | {why} |")
