@@ -1,4 +1,4 @@
-"""The numbers of the report, from records and from the stages' figures."""
+"""The numbers of the report, from records and the curves of trainings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,11 +54,7 @@ class ReportData:
         ended: by setting, texts that ended by themselves, in words.
         titles: of the methods, by setting.
         parts: by setting, the speed-ups of every learned method.
-        pair: held-out figures of the pair.
-        offline: by selector and latency table, see `nde_talf.selector.offline_evaluation`.
-        head: held-out figures of the draft head.
         curves: by training, its series.
-        stages: seconds by stage.
         environment: circumstances of the measurement.
     """
 
@@ -70,11 +66,7 @@ class ReportData:
     ended: dict[str, str]
     measured: str
     titles: dict[str, Titles]
-    pair: dict[str, Any]
-    offline: dict[str, Any]
-    head: dict[str, Any]
     curves: dict[str, dict[str, list[tuple[int, float]]]]
-    stages: dict[str, float]
     environment: dict[str, str]
     parts: dict[str, list[Learned]] = field(default_factory=dict)
 

@@ -85,11 +85,10 @@ def _runner_up(
 
 def _few_blocks(blocks: set[tuple[str, int]]) -> str:
     """Return a sentence about few prompts, which the intervals resample; "" for enough."""
-    prompts, passes = (len({block[part] for block in blocks}) for part in range(2))
+    prompts = len({prompt for prompt, _ in blocks})
     if not 0 < prompts < ENOUGH:
         return ""
-    several = f" in {passes} passes" if passes > 1 else ""
-    return f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
+    return f" {prompts} prompt{'s' * (prompts > 1)}: indicative."
 
 
 def _no_claim(setting: str, control: list[float] | None) -> str:

@@ -112,7 +112,7 @@ def works(config: Config, size: Size) -> dict[str, Work]:
     rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
     probes = 2 * len(PROBES) * rounds
     groups = {*evaluation.methods} & {*(WITHOUT_DRAFT if config.drafter == "nobody" else METHODS)}
-    texts = len(evaluation.settings) * evaluation.passes * (2 + TEXTS * len(groups))
+    texts = len(evaluation.settings) * (2 + TEXTS * len(groups))
     texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
     selector, traces = config.selector, config.traces
     roots = traces.roots("train") + traces.roots("validation")

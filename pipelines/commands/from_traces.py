@@ -36,7 +36,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
     made = _settings_of(run, "traces")["traces"]
-    names, rule = [config.setting] if config.setting else made["settings"], config.rejection
+    names = [config.setting] if config.setting else made["settings"]
     if missing := {*names} - {*made["settings"]}:
         raise UserError(
             f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
@@ -45,11 +45,10 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     table = _table(run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (one_traffic(roots, names) for roots in splits)
-    best = recommend(training, others, table, rule)
+    best = recommend(training, others, table)
     method = _method(run, made["drafter"])
-    settings = [SETTINGS[name] for name in names]
-    vllm = vllm_config(method, best.tree.depth, rule, settings)
-    figures = {"settings": names, "rejection": rule, **asdict(best), "vllm": vllm}
+    vllm = vllm_config(method, best.tree.depth, [SETTINGS[name] for name in names])
+    figures = {"settings": names, **asdict(best), "vllm": vllm}
     console.print(_shown(f"{config.run} ({', '.join(names)})", best))
     out = run.folders[0] / FOLDER
     refuse_link(out)

@@ -231,8 +231,6 @@ class EvaluationConfig:
 
     null: 40, or what decodes in about three minutes where the machine is slow.
     """
-    passes: Few = 1
-    """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
     """Tokens to generate after each prompt, at most: a text ends where the target ends it."""
     calibration_prompts: Count = 3

@@ -13,7 +13,7 @@ from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.models.causal_model import CausalModel
@@ -42,7 +42,6 @@ from nde_talf.pipelines.config.schema import (
     Config,
     EvaluationConfig,
 )
-from nde_talf.pipelines.runs.manifest import MANIFEST
 from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves
 from nde_talf.pipelines.stages.selector import roots_of
@@ -91,7 +90,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             write_json(folder / f"roles-{name}.json", titles)
             if len(plans) == 1:
                 blocks = blocks[: _affordable(config, folders, len(plan.methods))]
-            run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
+            run_benchmark(plan.methods, blocks, setting, records, seed)
         data = report_data(config, folders, list(read_records(records)), plans)
         write_report(data, folder)
         tracker.report(folder)
@@ -119,7 +118,7 @@ def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     if evaluation.prompts or config.drafter == "nobody":
         return most
     table = LatencyTable.load(folders["latency"] / TABLE)
-    generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
+    generations = methods * len(evaluation.settings)  # of each prompt
     token = float(table.plain(torch.tensor(table.contexts[:1])))
     seconds = generations * evaluation.new_tokens * token
     count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
@@ -266,29 +265,20 @@ def report_data(
     config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
 ) -> ReportData:
     """Collect the report's content from records, plans and the stages' files."""
-    manifests = {
-        name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
-    }
-    metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
     evaluation, machine = config.evaluation, _machine(config)
     measured = [
-        f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
-        f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
+        f"{len({record.prompt for record in records})} held-out prompts, up to"
+        f" {evaluation.new_tokens} tokens each",
         "all trees are the draft head's" * (config.drafter == "head"),
         _without_labels(config),
     ]
-    head = metrics.get("draft", {})
     return ReportData.of(
         config.run,
         records,
         conditions(*machine),
         measured="; ".join(filter(None, measured)),
         titles={setting: plan.titles for setting, plan in plans.items()},
-        pair=metrics["pair"],
-        offline=metrics.get("selector", {}),
-        head=head,
         curves=_curves(config.selector.verifiers, folders),
-        stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
     )
 
