@@ -40,12 +40,7 @@ from nde_talf.evaluation.protocol import (
     STATIC_TREE,
 )
 from nde_talf.evaluation.static_trees import PICKED, STATIC, StaticTrees
-from nde_talf.evaluation.tuning import (
-    Candidate,
-    Method,
-    Options,
-    Tuner,
-)
+from nde_talf.evaluation.tuning import Candidate, Method, Options, Tuner
 from nde_talf.selector.network import Selector
 from nde_talf.selector.policy import NeuralPolicy
 from nde_talf.selector.profiling import drafter_of

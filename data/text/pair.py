@@ -17,12 +17,7 @@ from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipp
 from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    read_json,
-    reading,
-    write_atomically,
-    write_sealed,
-)
+from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_sealed
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.model_record import changed, recorded

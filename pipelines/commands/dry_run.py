@@ -25,14 +25,7 @@ from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.models.configuration import bytes_of_context, longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.training.lm_training import build_llama
-from nde_talf.pipelines.commands.estimate import (
-    Size,
-    from_size,
-    measured,
-    minutes,
-    rows_of,
-    works,
-)
+from nde_talf.pipelines.commands.estimate import Size, from_size, measured, minutes, rows_of, works
 from nde_talf.pipelines.commands.quiet import quiet
 from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig

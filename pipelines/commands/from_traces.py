@@ -13,12 +13,7 @@ from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.evaluation.recommendation import (
-    Choice,
-    one_traffic,
-    recommend,
-    vllm_config,
-)
+from nde_talf.evaluation.recommendation import Choice, one_traffic, recommend, vllm_config
 from nde_talf.pipelines.commands.recommend import RecommendConfig
 from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run

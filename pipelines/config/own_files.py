@@ -11,12 +11,7 @@ from dataclasses import replace
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.data.text.conversation import (
-    UnsuitedError,
-    and_skipped,
-    question,
-    shown,
-)
+from nde_talf.data.text.conversation import UnsuitedError, and_skipped, question, shown
 from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.row_template import RowTemplate

@@ -20,12 +20,7 @@ from typing import Any
 from transformers.utils import flatten_dict
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    read_json,
-    refuse_link,
-    refuse_links,
-    write_json,
-)
+from nde_talf.decoding.common.files import read_json, refuse_link, refuse_links, write_json
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config.schema import Config

@@ -20,11 +20,7 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.recorded_step import SHAPES
-from nde_talf.decoding.sampling.sampling_setting import (
-    AUTO,
-    MATCH,
-    read_draft_temperature,
-)
+from nde_talf.decoding.sampling.sampling_setting import AUTO, MATCH, read_draft_temperature
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment

@@ -10,16 +10,8 @@ import torch
 from rich.text import Text
 from transformers import AutoModelForCausalLM
 
-from nde_talf.data.text.corpus import (
-    source_digest,
-)
-from nde_talf.data.text.pair import (
-    Pair,
-    check_prompts,
-    check_rows,
-    load_models,
-    spread,
-)
+from nde_talf.data.text.corpus import source_digest
+from nde_talf.data.text.pair import Pair, check_prompts, check_rows, load_models, spread
 from nde_talf.data.text.prompt_sets import first_of_each
 from nde_talf.data.text.settings import ANSWERS
 from nde_talf.decoding.common.checksums import check_checksums, write_export

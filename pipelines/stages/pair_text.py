@@ -18,24 +18,10 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import first_token, user_turn
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.conversation import USER, question_keys
-from nde_talf.data.text.corpus import (
-    load_documents,
-    load_mixture,
-    split_documents,
-)
-from nde_talf.data.text.pair import (
-    assign_splits,
-    load_models,
-    shipped_prompts,
-    shipped_rows,
-)
+from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
+from nde_talf.data.text.pair import assign_splits, load_models, shipped_prompts, shipped_rows
 from nde_talf.data.text.prompt_sets import load_sets
-from nde_talf.data.text.prompts import (
-    Prompt,
-    encode_prompts,
-    make_prompt,
-    prompts_from_documents,
-)
+from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt, prompts_from_documents
 from nde_talf.data.text.settings import ANSWERS, SELF, SELF_MADE, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import ChatTemplate
