@@ -4,7 +4,7 @@ To add a method, write a function that yields it and enter it in GROUPS.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from nde_talf.decoding.actions import TREES, Action
@@ -64,10 +64,8 @@ class Bench:
         draft: the small model, or the draft head in its place; None where nothing drafts.
         setting: of the target's sampling.
         tune: chooses among the candidates of a method.
-        labels: of training roots under the setting; None without a draft or traces of the setting.
-        draft_setting: of drafts, see `SpeculativeDecoder`; trees chosen by labels need the labels'
-            own.
-        policy_setting: the same for `policies`.
+        labels: of training roots under the setting; None without a draft or traces of it.
+        draft_setting: of drafts, see `SpeculativeDecoder`.
         fixed: shapes of all passes; None: dynamic.
         rules: verification rules of the selectors, the main one first.
         selectors: by rule.
@@ -83,7 +81,6 @@ class Bench:
     tune: Tuner
     labels: StaticTrees | None = None
     draft_setting: SamplingSetting | str = AUTO
-    policy_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
     rules: Sequence[str] = ("traversal",)
     selectors: dict[str, Selector] = field(default_factory=dict)
@@ -353,9 +350,8 @@ def _domain_trees(bench: Bench, labels: StaticTrees) -> dict[str, Action]:
 
 def given_policies(bench: Bench) -> Iterator[Method]:
     """Yield the given policies, each with a rule that is lossless on its trees."""
-    warped = replace(bench, draft_setting=bench.policy_setting)
     for title, (policy, rule) in bench.policies.items():
-        yield _only(title, title, warped.ours(title, policy, rule, {}))
+        yield _only(title, title, bench.ours(title, policy, rule, {}))
 
 
 def head(bench: Bench) -> Iterator[Method]:

@@ -168,7 +168,6 @@ def _benches(
             tune=Tuner(tuned, evaluation.new_tokens, texts),
             labels=StaticTrees.of(roots, table, setting),
             draft_setting=drawn,
-            policy_setting=evaluation.draft_temperature,
             fixed=fixed,
             rules=config.selector.verifiers,
             ngrams={NGRAM: evaluation.ngram},
@@ -244,8 +243,8 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
         yield f"· no {', '.join(sorted(left_out))}: no draft model drafts here"
     if "assisted" in groups and not assists:
         yield (
-            "· no assisted: the output layers of target and draft have different numbers of rows,"
-            " which transformers' assisted generation takes for different tokenizers"
+            "· no assisted: transformers' assisted generation takes a draft model with as many"
+            " output rows as the target"
         )
     if note := _without_labels(config):
         yield f"! {note}: add them to traces.settings for labels."

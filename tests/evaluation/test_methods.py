@@ -146,7 +146,7 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
         bench,
         GREEDY,
         policies={"Beam": (Beam(k=3, depth=3, nodes=6), "nss"), "DySpec": (DySpec(6), "greedy")},
-        policy_setting="0.3",
+        draft_setting="0.3",
     )
     plan = plan_methods(greedy, {"selector", "rules", "baselines", "policies"})
     names = list(plan.methods)
