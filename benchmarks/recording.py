@@ -21,7 +21,8 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.generation import Block
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.pipelines.commands.generate import GenerateConfig
-from nde_talf.pipelines.runs.decoder import make_decoder, prompt_of
+from nde_talf.pipelines.commands.stream import prompt_of
+from nde_talf.pipelines.runs.decoder import make_decoder
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import pair_of
 

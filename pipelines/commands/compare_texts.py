@@ -25,7 +25,8 @@ from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.pipelines.commands.check import CheckConfig
-from nde_talf.pipelines.runs.decoder import describe, make_decoder, plain_of
+from nde_talf.pipelines.commands.stream import describe
+from nde_talf.pipelines.runs.decoder import make_decoder, plain_of
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import pair_of
 

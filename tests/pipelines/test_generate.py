@@ -14,8 +14,9 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.commands.generate import GenerateConfig, TargetConfig
+from nde_talf.pipelines.commands.stream import prompt_of, stream
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
-from nde_talf.pipelines.runs.decoder import make_decoder, prompt_of, stream
+from nde_talf.pipelines.runs.decoder import make_decoder
 from nde_talf.pipelines.runs.finished import NoRun, Run
 from nde_talf.pipelines.runs.run_models import pair_of
 
