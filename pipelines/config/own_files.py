@@ -16,7 +16,6 @@ from nde_talf.data.text.corpus import load_table
 from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
-from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.schema import Config
@@ -111,8 +110,6 @@ def _tell(config: Config) -> None:
     )
     if data.source == ANSWERS:
         console.print(
-            f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
-            " prompts with the target's answers, but for those held out; no built-in text."
+            "Drafts learn from your prompts with the target's answers, but for those held out; no"
+            " built-in text."
         )
-        if str(config.model.target).startswith(str(SHIPPED)):
-            console.print("The shipped target answers poorly: give yours by model.target=...")
