@@ -148,9 +148,7 @@ def read_records(records: Path) -> Iterator[Record]:
             yield Record.of_line(line.decode())
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                console.print(
-                    f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True
-                )
+                console.print(f"! {records}: line {number} is damaged ({error}) and left out")
 
 
 def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:

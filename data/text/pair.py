@@ -266,7 +266,7 @@ def load_models(
         models.append(CausalModel.load(name, device, kind, key, forward, across, products))
     for model in models:
         model.match(models[0].vocab_size)
-        console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
+        console.print(f"{model.name}: forward {model.forward}", style="dim")
     if models:
         set_ends(models[0], places[0])
     return models

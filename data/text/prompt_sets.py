@@ -125,7 +125,7 @@ def _draw(
             " split."
         )
     if others:
-        console.print(f"{part.source}: {len(prompts)} prompts{others}", soft_wrap=True)
+        console.print(f"{part.source}: {len(prompts)} prompts{others}")
     return prompts
 
 

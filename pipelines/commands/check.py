@@ -45,7 +45,7 @@ def check(config: CheckConfig) -> None:
     quiet()
     results = work_of("check").compare_texts(config, run)
     for _, sentence in results:
-        console.print(sentence, soft_wrap=True, highlight=False)
+        console.print(sentence)
     if not all(passed for passed, _ in results):
         sys.exit(1)
 

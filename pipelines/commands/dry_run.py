@@ -205,12 +205,12 @@ def _print_stages(config: Config) -> None:
     left, how = ({}, "") if faults else expected(config, measure=True)
     for name, state in _states(config).items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
-        console.print(f"stage={name}: {state}{about}", soft_wrap=True)
+        console.print(f"stage={name}: {state}{about}")
     if left:
         total = 60 * sum(left.values())
         console.print(f"all together about {duration(total)} on this machine, by {how}")
         if total > LONG:
-            console.print(f"Smaller numbers make it shorter: {SHORTER}.", soft_wrap=True)
+            console.print(f"Smaller numbers make it shorter: {SHORTER}.")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")

@@ -50,8 +50,6 @@ def export(config: ExportConfig) -> None:
         write_atomically(place, partial(shutil.copytree, folder))
         console.print(
             f"{place}: read its {CARD}, then: hf upload YOUR_NAME/{config.run}-{name} {place}",
-            soft_wrap=True,
-            highlight=False,
         )
 
 

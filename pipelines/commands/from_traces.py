@@ -59,7 +59,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
         ]
     write_json(out / "recommend.json", figures)
     for line in (*lines, f"Figures: {out}/recommend.json"):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line)
 
 
 def _method(run: Run, drafter: str) -> Method:

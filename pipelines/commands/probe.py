@@ -66,7 +66,6 @@ def probe(asked: RecommendConfig) -> None:
         f"In {duration(time.monotonic() - started)}, at {setting}. Ranges of other pairs are"
         " published runs on small models and CPUs; on an H100 a 98M target lost to plain decoding"
         " with CUDA graphs.",
-        soft_wrap=True,
     )
 
 

@@ -53,7 +53,7 @@ def stream(config: GenerateConfig, run: Run) -> None:
             said = [token for token in block.tokens if token not in stop]
             for i, piece in enumerate(pieces(tokenizer, tokens, said)):
                 style = "green" if i < block.accepted else "bold yellow"
-                console.print(Styled(piece, style=style), end="", soft_wrap=True)
+                console.print(Styled(piece, style=style), end="")
             tokens = [*tokens, *block.tokens]
         console.print("\n")
         if len(stream.generation.tokens) < new_tokens and tokens[-1] not in stop:
@@ -62,10 +62,10 @@ def stream(config: GenerateConfig, run: Run) -> None:
             )
         compare = config.run == SMALL if config.compare is None else config.compare
         describe(decoder, config)
-        console.print(statistics(stream.generation, compare), soft_wrap=True)
+        console.print(statistics(stream.generation, compare))
         if compare:
             gain = compared(decoder, prompt, new_tokens, setting, config.seed)
-            console.print(gain, soft_wrap=True)
+            console.print(gain)
 
 
 def prompt_of(
@@ -148,7 +148,6 @@ def describe(decoder: SpeculativeDecoder, config: DecodingConfig) -> None:
         f"{name}; rule {rule}; T = {config.temperature:g}; {drafts}; {threads}"
         f" thread{'s' * (threads > 1)}",
         style="dim",
-        soft_wrap=True,
     )
 
 

@@ -63,7 +63,7 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
 
 def show(title: str, texts: Sequence[str]) -> None:
     """Print the first texts in a frame."""
-    console.print(title, soft_wrap=True)
+    console.print(title)
     framed("the first", Text("\n─\n".join(map(shortened, texts))))
 
 

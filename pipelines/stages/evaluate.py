@@ -159,7 +159,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
 def show(folder: Path) -> None:
     """Print the results of a finished evaluation."""
     console.print(Markdown((folder / "results.md").read_text("utf-8")))
-    console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
+    console.print(f"report: {folder / 'index.html'}")
 
 
 def report_data(
