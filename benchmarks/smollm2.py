@@ -43,9 +43,11 @@ from nde_talf.decoding.models.end_tokens import up_to_end
 from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
+from nde_talf.evaluation.bench import Bench
 from nde_talf.evaluation.benchmark import Record, Task, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
-from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
+from nde_talf.evaluation.methods import GROUPS, plan_methods
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import by_setting, ended, tabulate

@@ -47,9 +47,6 @@ def table_of_methods(data: ReportData, setting: str) -> tuple[list[str], list[li
         ]
         for row in rows
     ]
-    if not any(row.cpu_speedup for row in rows):
-        for line in (columns, *cells):
-            del line[2]
     return columns, cells
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.methods import Titles
+from nde_talf.evaluation.plan import Titles
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import (
     Row,

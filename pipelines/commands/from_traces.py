@@ -4,9 +4,6 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from nde_talf.data.engines.vllm_speculation import Method, draft_method, head_method
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.bootstrap import shown, times
@@ -44,7 +41,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     method = _method(run, made["drafter"])
     vllm = vllm_config(method, best.tree.depth, [SETTINGS[name] for name in names])
     figures = {"settings": names, **asdict(best), "vllm": vllm}
-    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
+    console.print(f"{config.run} ({', '.join(names)}), {_shown(best)}")
     out = run.folders[0] / FOLDER
     refuse_link(out)
     lines = ["vLLM: do not speculate; plain decoding is faster than every path."]
@@ -110,11 +107,11 @@ def _table(run: Run, drafter: str) -> LatencyTable:
     return table
 
 
-def _shown(title: str, best: Choice) -> Table:
-    """Tabulate the figures of held-out roots."""
-    columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
-    table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
+def _shown(best: Choice) -> str:
+    """Write out the figures of held-out roots."""
     speed, gain = shown(best.tokens_per_second, 0), times(best.speedup)
-    path = f"a path: {best.tree.depth or 'no'} drafted"
-    table.add_row(path, f"{best.block_efficiency:.2f}", speed, gain)
-    return table
+    return (
+        f"best on training prompts: a path of {best.tree.depth or 'no'} drafted tokens. On held-out"
+        f" ones, by labels and prices: {best.block_efficiency:.2f} tokens a step, {speed} tokens/s,"
+        f" {gain} plain decoding."
+    )

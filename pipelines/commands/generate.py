@@ -187,7 +187,3 @@ def _shipped_run(argument: str) -> str:
 def main() -> None:
     """The command `nde generate`."""
     launch("generate", GenerateConfig, _generate_given, completed)
-
-
-if __name__ == "__main__":
-    main()

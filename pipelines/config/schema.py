@@ -43,15 +43,7 @@ from nde_talf.selector.selector_settings import SelectorConfig
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OF_DRAFTER = ("latency", "traces", "selector")
 """Stages that need something that drafts: the draft model or the head."""
-METHODS = (
-    "rules",
-    "selector",
-    "baselines",
-    "head",
-    "assisted",
-    "policies",
-    "ngram",
-)
+METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies", "ngram")
 WITHOUT_DRAFT = ("head", "ngram")
 """Groups of methods that need no draft model."""
 
@@ -239,8 +231,6 @@ class EvaluationConfig:
     """
     threads: Threads = 1
     """CPU threads while timing; 0: torch's own choice."""
-    seed: Seed = 0
-    """Seed of the sampling, added to the run's."""
 
     def __post_init__(self) -> None:
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")

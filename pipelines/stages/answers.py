@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
 from nde_talf.data.engines.transformers import Engine
 from nde_talf.data.text.conversation import and_skipped
+from nde_talf.data.text.settings import SELF_MADE
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
@@ -62,7 +63,6 @@ class SelfMade:
         engine: makes the engine, where something has to be sampled.
         tokenizer: of the target.
         opening: the beginning of the texts; a user's turn has to end.
-        setting: how they are sampled.
         most: tokens of a text, at most.
         size: of a shard.
         seed: of the sampling.
@@ -72,7 +72,6 @@ class SelfMade:
     engine: Callable[[], Engine]
     tokenizer: PreTrainedTokenizerBase
     opening: Opening
-    setting: SamplingSetting
     most: int
     size: int
     seed: int
@@ -117,7 +116,7 @@ class SelfMade:
             if not store.holds(name):
                 size = self.size if shard else min(self.size, FIRST)  # hopeless ones are soon told
                 seed, asked = self.seed * 1_009 + shard, [before] * size
-                made = self.engine().sample(asked, self.setting, self.most, seed, self.opening.ends)
+                made = self.engine().sample(asked, SELF_MADE, self.most, seed, self.opening.ends)
                 store.write(name, {"tokens": [ids[len(before) :] for ids in made]})
             yield from map(self._read, store.lists(name)["tokens"])
 

@@ -12,7 +12,7 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.sampling.sampling_setting import read_draft_temperature
-from nde_talf.evaluation.methods import NGRAM, Bench
+from nde_talf.evaluation.bench import NGRAM, Bench
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config.policies import default_verifier, make_policy

@@ -27,7 +27,7 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.settings import SELF, SELF_MADE
+from nde_talf.data.text.settings import SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
@@ -139,16 +139,14 @@ def _self_made(
     config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
 ) -> list[Dialogue]:
     """Let the target ask questions, none of them much like one that is traced or decoded."""
-    made, opening = config.data.self_made, user_turn(encoder)
     before, after = encoder.around_user()
     held_out = (
         prompt.text.removeprefix(before).removesuffix(after)
         for prompt in Pair(folders["pair"]).every_prompt()
     )
-    store = TraceStore(folders["draft"] / "questions", "questions")
-    most, seed, size = made.tokens or TURN, config.seed + SEED, config.engine.batch
-    own = SelfMade(store, engine, encoder.tokenizer, opening, SELF_MADE, most, size, seed)
-    texts = own.texts(made.count, held_out)
+    made, store = config.data.self_made, TraceStore(folders["draft"] / "questions", "questions")
+    how = user_turn(encoder), made.tokens or TURN, config.engine.batch, config.seed + SEED
+    texts = SelfMade(store, engine, encoder.tokenizer, *how).texts(made.count, held_out)
     return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
 
 
@@ -205,10 +203,9 @@ def _check_ends(made: list[Dialogue], most: int) -> None:
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length, model = config.dialogues.length, config.model
-    engine, dtype = chosen_engine(config.engine, model, length), answers_type(config)
-    longest = min(length, engine.max_length or length)
+    engine, dtype = chosen_engine(config.engine, model), answers_type(config)
     if engine.name == "vllm":
-        return VLLMEngine(pair.where("target"), dtype, engine), longest
+        return VLLMEngine(pair.where("target"), dtype, engine, length), length
     target = pair.target(model.device, dtype, *model.placed[2:])
     return TransformersEngine(target, engine.batch), min(length, target.max_context)
 

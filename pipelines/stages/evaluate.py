@@ -19,7 +19,8 @@ from nde_talf.decoding.sampling.sampling_setting import AUTO, MATCH
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
-from nde_talf.evaluation.methods import Plan, plan_methods
+from nde_talf.evaluation.methods import plan_methods
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import Row
@@ -58,7 +59,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
     plans = {}
-    records, seed = folder / "records.jsonl", config.seed + evaluation.seed
+    records = folder / "records.jsonl"
     blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
     with threads(evaluation.threads):
         for name, bench in made.items():
@@ -69,7 +70,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             write_json(folder / f"roles-{name}.json", titles)
             if len(plans) == 1:
                 blocks = blocks[: _affordable(config, folders, len(plan.methods))]
-            run_benchmark(plan.methods, blocks, setting, records, seed)
+            run_benchmark(plan.methods, blocks, setting, records, config.seed)
         data = report_data(config, folders, list(read_records(records)), plans)
         write_report(data, folder)
         tracker.report(folder)

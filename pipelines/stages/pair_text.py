@@ -22,7 +22,7 @@ from nde_talf.data.text.corpus import load_documents, load_mixture, split_docume
 from nde_talf.data.text.pair import assign_splits, load_models, shipped_prompts, shipped_rows
 from nde_talf.data.text.prompt_sets import load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt, prompts_from_documents
-from nde_talf.data.text.settings import ANSWERS, SELF, SELF_MADE, STANDARD_LIBRARY
+from nde_talf.data.text.settings import ANSWERS, SELF, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import ChatTemplate
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
@@ -135,23 +135,18 @@ def _self_made(
 ) -> PairText:
     """Let the target write its prompts, or without a chat template all text, which it continues."""
     data, tokenizer = config.data, shared_tokenizer(config.model)
-    made, size = data.self_made, config.engine.batch
     chat = bool(tokenizer.chat_template)
     if chat and data.sets:
         return _empty_text(config)
     opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
     kind, most = ("questions", TURN) if chat else ("texts", config.model.length)
-    longest = min(made.tokens or most, context - len(opening.tokens))
-    texts = SelfMade(
+    longest = min(data.self_made.tokens or most, context - len(opening.tokens))
+    how, store = (
+        (opening, longest, config.engine.batch, config.seed),
         TraceStore(folder / kind, kind),
-        engine,
-        tokenizer,
-        opening,
-        SELF_MADE,
-        longest,
-        size,
-        config.seed,
-    ).texts(data.prompt_count if chat else made.count)
+    )
+    own = SelfMade(store, engine, tokenizer, *how)
+    texts = own.texts(data.prompt_count if chat else data.self_made.count)
     if not chat:
         begun = tokenizer.decode(opening.tokens)
         show(f"no chat template: the target writes text after {begun!r}", texts[:SHOWN])

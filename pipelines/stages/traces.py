@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     traces, model, folder = config.traces, config.model, folders["traces"]
     prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config.engine, model, longest)
+    engine = chosen_engine(config.engine, model)
     shards, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
@@ -56,7 +56,8 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     head: Any = None
     if config.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")
-    make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
+    how = placed, engine, longest, model.threads, head
+    make = partial(Tracer, folders["pair"], stores, traces, *how)
     if todo:
         count = min(engine.workers, len(todo))
         with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
@@ -150,11 +151,11 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], left: float, folder: Pat
     return f"up to {roots:,} roots, about {size(most)} of disk"
 
 
-def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> EngineConfig:
+def chosen_engine(asked: EngineConfig, model: ModelConfig) -> EngineConfig:
     """Return the engine that samples, with the GPUs of each Ray actor.
 
     It is the one asked for; with "auto" it is vLLM where that is installed and the device is the
-    first GPU, which vLLM takes. max_length: where none is asked for.
+    first GPU, which vLLM takes.
     """
     name, on_gpu = asked.name, model.device != "cpu"
     first = model.device in ("cuda", "cuda:0")
@@ -168,7 +169,7 @@ def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> E
         )
     shared = asked.tensor_parallel if name == "vllm" else 1
     gpus = shared * on_gpu if asked.gpus is None else asked.gpus
-    return replace(asked, name=name, max_length=asked.max_length or max_length, gpus=gpus)
+    return replace(asked, name=name, gpus=gpus)
 
 
 STAGE = Stage(

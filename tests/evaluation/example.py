@@ -3,7 +3,7 @@
 from nde_talf import SamplingSetting
 from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
-from nde_talf.evaluation.methods import Role, Titles
+from nde_talf.evaluation.plan import Role, Titles
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, SELECTOR, STATIC_TREE
 from nde_talf.evaluation.report_data import ReportData
 

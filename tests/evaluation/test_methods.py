@@ -13,13 +13,10 @@ from nde_talf import (
     Selector,
 )
 from nde_talf.decoding.actions import TREE_INDEX, canonical
+from nde_talf.evaluation.bench import Bench
 from nde_talf.evaluation.benchmark import Task
-from nde_talf.evaluation.methods import (
-    Bench,
-    Plan,
-    plan_methods,
-    selector_title,
-)
+from nde_talf.evaluation.methods import plan_methods, selector_title
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, read_tuned
