@@ -70,12 +70,6 @@ def seconds_per_token(roots: PricedRoots, tree: Action) -> Tensor:
     return roots.pace(torch.full((len(roots),), TREES.index(tree)))
 
 
-def fastest_path(training: PricedRoots) -> Action:
-    """Find the best path; NONE if plain decoding is faster."""
-    best = TREES[int(training.static(PATHS)[0])]
-    return min(best, NONE, key=lambda tree: float(seconds_per_token(training, tree).mean()))
-
-
 def held_out(roots: PricedRoots, tree: Action) -> Choice:
     """Measure a tree on held-out roots; intervals resample prompts."""
     pace, plain = (seconds_per_token(roots, choice).double() for choice in (tree, NONE))
@@ -89,10 +83,12 @@ def held_out(roots: PricedRoots, tree: Action) -> Choice:
 
 
 def recommend(training: Roots, others: Roots, table: LatencyTable) -> Choice:
-    """Choose the best path on training roots and measure it on others."""
+    """Choose the best path, or NONE, on training roots and measure it on others."""
     labels = chain_labels(training)
-    path = fastest_path(PricedRoots.of(training, labels, table))
-    return held_out(PricedRoots.of(others, labels, table), path)
+    priced, unseen = (PricedRoots.of(roots, labels, table) for roots in (training, others))
+    path = TREES[int(priced.static(PATHS)[0])]
+    best = min(path, NONE, key=lambda tree: float(seconds_per_token(priced, tree).mean()))
+    return held_out(unseen, best)
 
 
 def vllm_config(method: Method, length: int, settings: Sequence[SamplingSetting]) -> Method | None:

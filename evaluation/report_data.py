@@ -95,7 +95,13 @@ class ReportData:
         return {
             setting: rates
             for setting, methods in self.histograms.items()
-            if (rates := {name: _rates(steps) for name, steps in methods.items() if len(steps) > 1})
+            if (
+                rates := {
+                    name: [*enumerate(acceptance_by_position(steps), 1)]
+                    for name, steps in methods.items()
+                    if len(steps) > 1
+                }
+            )
         }
 
     @property
@@ -126,10 +132,6 @@ def _learned(
         outside.method if outside else "",
         speed_ratio(own, methods[outside.method]) if outside else None,
     )
-
-
-def _rates(histogram: list[int]) -> list[tuple[int, float]]:
-    return [*enumerate(acceptance_by_position(histogram), 1)]
 
 
 def _by_method(

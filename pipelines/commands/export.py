@@ -49,7 +49,7 @@ def export(config: ExportConfig) -> None:
         check_checksums(folder)
         write_atomically(place, partial(shutil.copytree, folder))
         console.print(
-            f"{place}: read its {CARD}, then: hf upload YOUR_NAME/{config.run}-{name} {place}",
+            f"{place}: read its {CARD}, then: hf upload YOUR_NAME/{config.run}-{name} {place}"
         )
 
 

@@ -65,7 +65,7 @@ def probe(asked: RecommendConfig) -> None:
     console.print(
         f"In {duration(time.monotonic() - started)}, at {setting}. Ranges of other pairs are"
         " published runs on small models and CPUs; on an H100 a 98M target lost to plain decoding"
-        " with CUDA graphs.",
+        " with CUDA graphs."
     )
 
 

@@ -164,11 +164,9 @@ class ModelConfig(LoadingConfig):
 class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
-    contexts: Annotated[
-        list[Tokens],
-        Field(min_length=1, max_length=100),
-        Distinct,
-    ] = field(default_factory=lambda: [64, 256])
+    contexts: Annotated[list[Tokens], Field(min_length=1, max_length=100), Distinct] = field(
+        default_factory=lambda: [64, 256]
+    )
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: Few = 9
     """Rounds in a batch of measurements.

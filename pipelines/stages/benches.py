@@ -7,7 +7,6 @@ from pathlib import Path
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
@@ -38,7 +37,9 @@ def benches(
     texts = [prompt.tokens for prompt in tuning]
     drawn = read_draft_temperature(evaluation.draft_temperature)
     roots, table = _labels_and_prices(config, folders) if draft else (None, None)
-    head = _beside(config, folders, target, fixed)
+    head = None
+    if config.drafter != "head" and "head" in groups:
+        head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
     parts_by_setting = {}
     for title in evaluation.settings:
         setting = SETTINGS[title]
@@ -63,15 +64,6 @@ def benches(
         if "policies" in groups:
             bench.policies = dict(_policies(evaluation, setting.temperature))
     return parts_by_setting
-
-
-def _beside(
-    config: Config, folders: dict[str, Path], target: CausalModel, fixed: StaticShapes | None
-) -> Drafter | None:
-    """Load the head that is decoded beside a draft model, or where nothing is traced."""
-    if config.drafter == "head" or "head" not in method_groups(config):
-        return None
-    return load_head_draft(folders["draft"] / "export", target).drafter(fixed)
 
 
 def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:

@@ -145,7 +145,7 @@ def _self_made(
         for prompt in Pair(folders["pair"]).every_prompt()
     )
     made, store = config.data.self_made, TraceStore(folders["draft"] / "questions", "questions")
-    how = user_turn(encoder), made.tokens or TURN, config.engine.batch, config.seed + SEED
+    how = user_turn(encoder), TURN, config.engine.batch, config.seed + SEED
     texts = SelfMade(store, engine, encoder.tokenizer, *how).texts(made.count, held_out)
     return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
 

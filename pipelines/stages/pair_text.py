@@ -140,7 +140,7 @@ def _self_made(
         return _empty_text(config)
     opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
     kind, most = ("questions", TURN) if chat else ("texts", config.model.length)
-    longest = min(data.self_made.tokens or most, context - len(opening.tokens))
+    longest = min(most, context - len(opening.tokens))
     how, store = (
         (opening, longest, config.engine.batch, config.seed),
         TraceStore(folder / kind, kind),
