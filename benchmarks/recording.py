@@ -225,7 +225,7 @@ def main() -> None:
     run = Run(config.run, config.paths.checkpoints)
     tokenizer = load_tokenizer(pair_of(run).where("target"))
     prompt = prompt_of(config, run, tokenizer)
-    ours = make_decoder(config, run, None)
+    ours = make_decoder(config, run)
     plain = SpeculativeDecoder(ours.target, None, Autoregressive(), "naive")
     how = tokenizer, prompt, asked.tokens, config.setting, asked.seed
     _, *runs = ([record(each, *how) for each in (plain, ours)] for _ in range(RUNS + 1))

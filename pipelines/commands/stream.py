@@ -16,7 +16,6 @@ from nde_talf.decoding.generation import Generation
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.decoding.policies.delayed import Delayed
-from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.rng import Rng
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
@@ -40,8 +39,8 @@ def stream(config: GenerateConfig, run: Run) -> None:
         tokenizer = load_tokenizer(pair_of(run).where("target"))
         new_tokens, setting = config.new_tokens, config.setting
         text, prompt = prompt_of(config, run, tokenizer)
-        shapes = SHAPES[config.model.graphs](len(prompt) + new_tokens + MARGIN)
-        decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
+        longest = len(prompt) + new_tokens + MARGIN
+        decoder = make_decoder(config, run, config.model.static_shapes * longest)
         tokens, stop = prompt, decoder.target.ends
         # Decoded once without counting, so that times are true.
         decoder.generate(prompt, min(WARM_UP, new_tokens), setting, Rng.seeded(config.seed))
@@ -77,10 +76,10 @@ def prompt_of(
     """
     text = config.prompt
     if not text:
-        held_out = [prompt for prompt in pair_of(run).every_prompt() if prompt.split == "test"]
+        held_out = pair_of(run).of_split("test")
         one = held_out[config.seed % len(held_out)]
         return one.text, one.tokens
-    if config.chat and tokenizer.chat_template:
+    if tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         chat = ChatTemplate(tokenizer, "prompt").render(turn, add_generation_prompt=True)
         return f"{text}\n", tokenizer(chat, add_special_tokens=False)["input_ids"]

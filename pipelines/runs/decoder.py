@@ -14,10 +14,10 @@ from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.drafters.ngram import NgramDrafter
 from nde_talf.decoding.loop import SpeculativeDecoder
-from nde_talf.decoding.models.static_shapes import StaticShapes
 from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.policies.delayed import Autoregressive, Delayed
 from nde_talf.decoding.policies.ngram import NgramTree
+from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import Verifier, check_compatible
 from nde_talf.evaluation.protocol import GREEDY_TREE, HEAD_TREE
@@ -47,13 +47,13 @@ def open_run(
     config = GenerateConfig(run=run, **settings)
     finished = Run(config.run, config.paths.checkpoints)
     tokenizer = load_tokenizer(pair_of(finished).where("target"))
-    return make_decoder(config, finished, None), tokenizer
+    return make_decoder(config, finished), tokenizer
 
 
-def make_decoder(
-    config: DecodingConfig, run: Run, static: StaticShapes | None
-) -> SpeculativeDecoder:
+def make_decoder(config: DecodingConfig, run: Run, fixed: int = 0) -> SpeculativeDecoder:
     """Load what the configuration asks for: models, policy, rule and drafter.
+
+    fixed: tokens of the longest text, for passes of fixed shapes; 0: shapes are dynamic.
 
     Raises:
         UserError: the run has none of these, or they do not go together.
@@ -68,6 +68,7 @@ def make_decoder(
     kind = None if policy.trees == "none" else asked
     _check_drafter(kind, config, policy, pair.has_draft, export)
     drafter: Drafter | None = None
+    static = SHAPES[config.model.graphs](fixed) if fixed else None
     console.quiet = True  # the text is all that is printed before the figures
     try:
         if kind == "lm":

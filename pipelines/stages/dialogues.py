@@ -127,8 +127,7 @@ def _questions(
         dialogues = _self_made(config, folders, encoder, engine)
     else:
         dialogues, skipped = read_dialogues(own, config.seed)
-    prompts = Pair(folders["pair"]).every_prompt()
-    tests = {prompt.question for prompt in prompts if prompt.split == "test"}
+    tests = {prompt.question for prompt in Pair(folders["pair"]).of_split("test")}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)
     console.print(f"{own.source}: {len(kept)} dialogues{and_skipped(+skipped)}")

@@ -122,7 +122,7 @@ def _prompts(
     count = traced + evaluation.calibration_prompts
     tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
     room, every = evaluation.new_tokens + MARGIN, prompts + tuning
-    check_prompts(every, models[0], room, min(model.max_context for model in models if model))
+    check_prompts(every, room, *filter(None, models))
     longest = max(len(prompt.tokens) for prompt in every)
     shapes = SHAPES[config.model.graphs](longest + room)
     return prompts, tuning, shapes if config.model.static_shapes else None

@@ -68,7 +68,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         check_rows(text.held_out, models[0])
     if config.stage == "all" and models:
         room = config.evaluation.new_tokens + MARGIN
-        check_prompts(text.prompts, models[0], room, context)
+        check_prompts(text.prompts, room, *models)
     for kind, example in {p.kind: p.text for p in reversed(text.prompts)}.items():
         framed(f"first prompt: {kind}", Text(shortened(example)))
     if model.trained:

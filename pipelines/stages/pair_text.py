@@ -171,8 +171,11 @@ def answering_engine(config: Config, target: CausalModel) -> TransformersEngine:
 
 
 def answers_type(config: Config) -> str:
-    """Return the type that answers to learn from are sampled in."""
-    return type_of_draft(config.engine.dtype, config.model.dtype, config.model.device)
+    """Return the type that answers to learn from are sampled in.
+
+    It is model.dtype, but bfloat16 in place of float32 where the machine multiplies it itself.
+    """
+    return type_of_draft("auto", config.model.dtype, config.model.device)
 
 
 def _empty_text(config: Config) -> PairText:

@@ -138,7 +138,7 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], left: float, folder: Pat
     models: Any = tracer.models
     (target, draft), config = models, tracer.config
     new_tokens = config.new_tokens + SUPER_TREE_DEPTH
-    check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
+    check_prompts(prompts, new_tokens, target, draft)
     roots = round(left * (config.roots("train") + config.roots("validation")))
     most = int(left * config.space(target.hidden_size, draft.hidden_size))
     if most > (free := shutil.disk_usage(folder).free):
