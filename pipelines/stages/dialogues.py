@@ -27,14 +27,14 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.settings import SELF
+from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.answers import SelfMade, shards_of
+from nde_talf.pipelines.stages.answers import SelfMade, in_shards
 from nde_talf.pipelines.stages.pair_text import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
@@ -161,20 +161,20 @@ def _regenerated(
 
     Shards that are there already are used. Raises UserError if there are no answers.
     """
-    store = TraceStore(folders["draft"] / "answers", "answers")
-    shards = shards_of(store, dialogues, config.engine.batch)
-    if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
+
+    def answer(shard: int, asked: list[Dialogue]) -> list[str]:
         engine, longest = opened()
-        finished = len(shards) - len(todo)
-        for seed, name in track(todo, "answers", len(shards), "shard", finished):
-            made = regenerate(
-                engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
-            )
-            store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
-            if seed == 0:
-                _check_ends(made, own.new_tokens)
+        used[:] = [engine]
+        made = regenerate(engine, encoder, asked, own.setting, own.new_tokens, longest, shard)
+        if shard == 0:
+            _check_ends(made, own.new_tokens)
+        return [json.dumps(asdict(one)) for one in made]
+
+    used = list[Engine]()
+    store = TraceStore(folders["draft"] / ANSWERS, ANSWERS)
+    rows = in_shards(store, dialogues, config.engine.batch, answer)
+    for engine in used:
         engine.close()
-    rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
     if not given:
         raise UserError(
