@@ -140,7 +140,9 @@ class Bench:
         learned = self.headed or head is not None
         suffix, own = HEAD_TITLE * learned, HEAD_TITLE * bool(head)
         role = f"{TITLES[rule]}{own}, {BEST_STATIC}"
-        key = self._static_key(rule, head)
+        key = GREEDY_TREE if self.greedy else STATIC_TREE.format(rule)
+        if head or (self.headed and rule == self.main):
+            key = HEAD_TREE
         if self.greedy:
             grid = [
                 self.ours(p.title + suffix, p.policy, "greedy", p.options, head) for p in PICKED
@@ -151,11 +153,6 @@ class Bench:
             trees = self.labels.ranked(rule, RERANKED if self.headed else 1)
         grid = [self.static(rule, tree, head) for tree in trees]
         return Method(key, role, grid, learned=learned, rule=rule)
-
-    def _static_key(self, rule: str, head: Drafter | None) -> str:
-        if head or (self.headed and rule == self.main):
-            return HEAD_TREE
-        return GREEDY_TREE if self.greedy else STATIC_TREE.format(rule)
 
     def fastest(self, method: Method, prompts: list[list[int]] | None = None) -> Action:
         """Return the tree of the fastest candidate of a method of static trees."""

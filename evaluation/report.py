@@ -57,9 +57,8 @@ def in_markdown(data: ReportData) -> str:
         same = data.titles[setting].same
         parts += [f"**{setting}**", markdown(*table_of_methods(data, setting))]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
-        parts += [data.ended.get(setting, "")]
         parts += [conclusion.sentence, *data.standing[setting]]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def write_report(data: ReportData, folder: Path) -> None:

@@ -11,7 +11,6 @@ from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
     by_setting,
-    ended,
     histogram,
     steps_by_tree,
     tabulate,
@@ -51,7 +50,6 @@ class ReportData:
         histograms: by setting and method, steps by accepted tokens.
         chosen: by setting and selector, steps by tree.
         measured: amount of decoded text, in words.
-        ended: by setting, texts that ended by themselves, in words.
         titles: of the methods, by setting.
         parts: by setting, the speed-ups of every learned method.
         curves: by training, its series.
@@ -63,7 +61,6 @@ class ReportData:
     verdicts: dict[str, Verdict]
     histograms: dict[str, dict[str, list[int]]]
     chosen: dict[str, dict[str, dict[str, int]]]
-    ended: dict[str, str]
     measured: str
     titles: dict[str, Titles]
     curves: dict[str, dict[str, list[tuple[int, float]]]]
@@ -80,7 +77,6 @@ class ReportData:
             {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
             _by_method(records, histogram),
             _by_method(records, steps_by_tree),
-            {s: ended(record for record in records if record.setting == s) for s in tables},
             **parts,
         )
         for setting, methods in by_setting(records).items():

@@ -66,7 +66,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             ((_, said),) = pool.map(_check_needs, [asked], 1)  # one task, one answer
             console.print(f"{engine.name}: {said}")
             _write(pool, shards, missing, stores)
-    store = _finished(stores, len(prompts))
+    store = _finished(stores["traces"])
     metrics = {"roots": store.roots, "shards": len(shards)}
     console.print(f"{store.roots} roots in {len(shards)} shards: {store.folder}/*.parquet")
     return metrics
@@ -83,13 +83,13 @@ def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
     ]
 
 
-def _finished(stores: dict[str, Path], prompts: int) -> TraceStore:
+def _finished(folder: Path) -> TraceStore:
     """Return the store of the traces.
 
     Raises UserError if some of the shards that workers wrote are not seen here, or where no
     text is long enough to hold a root.
     """
-    store = TraceStore(stores["traces"])
+    store = TraceStore(folder)
     files = [name for name, entry in store.shards.items() if entry["rows"]]
     if lost := [name for name in files if not (store.folder / name).exists()]:
         raise UserError(
@@ -99,8 +99,8 @@ def _finished(stores: dict[str, Path], prompts: int) -> TraceStore:
         )
     if not store.roots:
         raise UserError(
-            f"the target ended its text at once after every one of {prompts} prompts: there is no"
-            " root to trace. Are these prompts complete texts already?"
+            "the target ended its text at once after every prompt: there is no root to trace. Are"
+            " these prompts complete texts already?"
         )
     return store
 
