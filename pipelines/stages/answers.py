@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
 from nde_talf.data.engines.transformers import Engine
 from nde_talf.data.text.conversation import and_skipped
-from nde_talf.data.text.settings import ANSWERS, SELF_MADE
+from nde_talf.data.text.settings import SELF_MADE
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
@@ -44,13 +44,17 @@ def sampled(
         setting = SamplingSetting(temperatures[shard % len(temperatures)])
         return engine().sample(asked, setting, most, seed * 1_009 + shard)
 
-    return in_shards(store, prompts, size, written)
+    return in_shards(store, "tokens", prompts, size, written)
 
 
 def in_shards(
-    store: TraceStore, asked: list[T], size: int, answer: Callable[[int, list[T]], list]
+    store: TraceStore,
+    column: str,
+    asked: list[T],
+    size: int,
+    answer: Callable[[int, list[T]], list],
 ) -> list[Any]:
-    """Return the answers to all that is asked, written in shards of `size`.
+    """Return the answers to all that is asked, written in shards of `size`, in one column.
 
     answer: gets the number of a shard that is not there yet, and what is asked in it.
     """
@@ -58,8 +62,8 @@ def in_shards(
     names = [store.name(shard, len(parts)) for shard in range(len(parts))]
     for shard, name in track(enumerate(names), f"answers, {store.kind}", len(names), "shard"):
         if not store.holds(name):
-            store.write(name, {ANSWERS: answer(shard, parts[shard])})
-    return [one for name in names for one in store.lists(name)[ANSWERS]]
+            store.write(name, {column: answer(shard, parts[shard])})
+    return [one for name in names for one in store.lists(name)[column]]
 
 
 @dataclass

@@ -172,7 +172,7 @@ def _regenerated(
 
     used = list[Engine]()
     store = TraceStore(folders["draft"] / ANSWERS, ANSWERS)
-    rows = in_shards(store, dialogues, config.engine.batch, answer)
+    rows = in_shards(store, ANSWERS, dialogues, config.engine.batch, answer)
     for engine in used:
         engine.close()
     given = [Dialogue(**json.loads(row)) for row in rows]
