@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 from rich.table import Table
-from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.text.pair import load_models
@@ -183,20 +182,18 @@ def _print_data(config: Config, whole: bool) -> None:
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if whole and config.data.sets:
-        _print_prompts(config, tokenizer)
+        given = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
+        context = shared_context(
+            config, (longest_context(each.get_text_config()) for each in given)
+        )
+        prompts = set_prompts(config, tokenizer, context)
+        longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
+        console.print(
+            f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
+            f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
+        )
     if whole and config.dialogues.source and config.stage in ("all", "draft"):
         read_dialogues(config.dialogues, config.seed)
-
-
-def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    configs = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
-    context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
-    prompts = set_prompts(config, tokenizer, context)
-    longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
-    console.print(
-        f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
-        f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
-    )
 
 
 def _print_stages(config: Config) -> None:
