@@ -28,9 +28,10 @@ from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.decoding.step import PHASES
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
+from nde_talf.evaluation.bench import NGRAM, Bench
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.loops import assisted_title
-from nde_talf.evaluation.methods import GROUPS, NGRAM, Bench, plan_methods
+from nde_talf.evaluation.methods import GROUPS, plan_methods
 from nde_talf.evaluation.protocol import BASELINE
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import acceptance_by_position, by_setting, histogram, row

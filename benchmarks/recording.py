@@ -21,7 +21,8 @@ from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.generation import Block
 from nde_talf.evaluation.sample_text import pieces
 from nde_talf.pipelines.commands.generate import GenerateConfig
-from nde_talf.pipelines.runs.decoder import make_decoder, prompt_of
+from nde_talf.pipelines.commands.stream import prompt_of
+from nde_talf.pipelines.runs.decoder import make_decoder
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import pair_of
 
@@ -224,7 +225,7 @@ def main() -> None:
     run = Run(config.run, config.paths.checkpoints)
     tokenizer = load_tokenizer(pair_of(run).where("target"))
     prompt = prompt_of(config, run, tokenizer)
-    ours = make_decoder(config, run, None)
+    ours = make_decoder(config, run)
     plain = SpeculativeDecoder(ours.target, None, Autoregressive(), "naive")
     how = tokenizer, prompt, asked.tokens, config.setting, asked.seed
     _, *runs = ([record(each, *how) for each in (plain, ours)] for _ in range(RUNS + 1))

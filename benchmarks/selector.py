@@ -89,7 +89,7 @@ class Decoded:
 
     Attributes:
         methods: by setting and key of a method, its title under every setting, and the title of
-            the method that was decoded for it (`evaluation.methods.Titles.roles`). At temperature 0
+            the method that was decoded for it (`evaluation.plan.Titles.roles`). At temperature 0
             Traversal's static tree is the one of all rules.
     """
 

@@ -43,12 +43,14 @@ from nde_talf.decoding.models.end_tokens import up_to_end
 from nde_talf.decoding.sampling.rng import SamplingSetting
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
+from nde_talf.evaluation.bench import Bench
 from nde_talf.evaluation.benchmark import Record, Task, read_records, run_benchmark
 from nde_talf.evaluation.loops import Speculative, generated
-from nde_talf.evaluation.methods import GROUPS, Bench, Plan, plan_methods
+from nde_talf.evaluation.methods import GROUPS, plan_methods
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.protocol import BASELINE, HEAD_TREE
 from nde_talf.evaluation.speed import speed_ratio
-from nde_talf.evaluation.table import by_setting, ended, tabulate
+from nde_talf.evaluation.table import by_setting, tabulate
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
@@ -207,6 +209,12 @@ class Table:
         counts = {name: sum(found[prompt.id][name] for prompt in self.prompts) for name in ours}
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         return f"Texts equal to transformers', of {len(self.prompts)}: {listed}."
+
+
+def ended(records: list[Record]) -> str:
+    """Count in words plain decoding's texts that ended by themselves."""
+    plain = [record.ended for record in records if record.method == BASELINE]
+    return f"{sum(plain)} of {len(plain)} texts of plain decoding ended by themselves."
 
 
 def compared(plan: Plan, records: list[Record]) -> Iterator[str]:

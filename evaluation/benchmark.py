@@ -17,9 +17,6 @@ from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.sampling.rng import SamplingSetting
 
-PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than any number of prompts
-
-
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Length = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -33,14 +30,12 @@ class Task(NamedTuple):
         seed: of the sampling.
         prompt: id of the prompt.
         kind: domain of the prompt.
-        pass_: number of the pass over the prompts.
     """
 
     tokens: list[int]
     seed: int = 0
     prompt: str = ""
     kind: str = ""
-    pass_: int = 0
 
 
 @dataclass
@@ -59,7 +54,7 @@ class Record:
         seconds: of these steps, by the wall clock.
         phases: seconds by phase.
         actions: steps by tree, of a policy that chooses.
-        pass_: number of the pass over the prompts; "pass" in files.
+        pass_: number of a run, where several are read together; "pass" in files.
         cpu_seconds: of these steps, of the process's CPU.
         accepted: steps by number of accepted drafted tokens; the end of a text counts as the last
             step's own token, drafted or not.
@@ -85,7 +80,7 @@ class Record:
 
     @property
     def block(self) -> tuple[str, int]:
-        """Prompt and pass."""
+        """Prompt and pass: what all methods decode side by side."""
         return self.prompt, self.pass_
 
     def line(self) -> str:
@@ -112,9 +107,8 @@ def run_benchmark(
     setting: SamplingSetting,
     records: Path,
     seed: int,
-    passes: int = 1,
 ) -> None:
-    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times.
+    """Run all `methods` on all `prompts` (id, kind, tokens).
 
     One JSON line per generation is appended to `records`. Complete blocks are not run again; a
     block that was cut short is run again in full, so that its methods are always measured side by
@@ -122,28 +116,21 @@ def run_benchmark(
     would follow the same other one, and find its data in the machine's caches.
     """
     names = list(methods)
-    done = finished_blocks(records, str(setting), names)
-    blocks = [(number, index) for number in range(passes) for index in range(len(prompts))]
-    todo = [(number, index) for number, index in blocks if (prompts[index][0], number) not in done]
+    done = {prompt for prompt, _ in finished_blocks(records, str(setting), names)}
+    todo = [index for index, (prompt, *_) in enumerate(prompts) if prompt not in done]
     if not todo:
         return
     for name in names:
         methods[name](Task(prompts[0][2], seed))  # warm-up
-    for number, index in track(
-        todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)
-    ):
+    count = len(prompts)
+    for index in track(todo, f"decode, {setting}", count, "block", count - len(todo)):
         prompt, kind, tokens = prompts[index]
-        task, lines = Task(tokens, block_seed(seed, number, index), prompt, kind, number), {}
+        task, lines = Task(tokens, seed + index, prompt, kind), {}
         for name in random.Random(task.seed).sample(names, len(names)):
             lines[name] = methods[name](task).line()
         refuse_link(records)
         with records.open("a") as stream:
             stream.write("".join(lines[name] + "\n" for name in names))  # tables keep this order
-
-
-def block_seed(seed: int, number: int, index: int) -> int:
-    """Return the seed of prompt `index` in pass `number`."""
-    return seed + number * PASS_SEEDS + index
 
 
 def read_records(records: Path) -> Iterator[Record]:
@@ -161,9 +148,7 @@ def read_records(records: Path) -> Iterator[Record]:
             yield Record.of_line(line.decode())
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                console.print(
-                    f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True
-                )
+                console.print(f"! {records}: line {number} is damaged ({error}) and left out")
 
 
 def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:

@@ -22,9 +22,8 @@ PROTOCOL = (
         " prompt, so that no method always follows the same other one."
     ),
     (
-        "Prompts, passes, seeds and settings are fixed before the first measurement. A pass goes"
-        " once over all prompts with seeds of its own; a warm-up that is not counted comes first. A"
-        " block is one prompt in one pass, and all methods share its seed."
+        "Prompts, seeds and settings are fixed before the first measurement. A warm-up that is not"
+        " counted comes first. All methods share the seed of a prompt."
     ),
     (
         "A text ends where the target ends it, or after the number of tokens asked for. What a pass"
@@ -32,12 +31,12 @@ PROTOCOL = (
     ),
     (
         "A speed-up is one figure everywhere: the method's tokens per second over those of plain"
-        " autoregressive decoding, both as total tokens over total seconds on the same blocks. The"
+        " autoregressive decoding, both as total tokens over total seconds on the same prompts. The"
         " time until the first token is not in it."
     ),
     (
         "Brackets are 95 % bootstrap intervals, widened where prompts are few. Prompts are"
-        " resampled with all their passes, for both sides of a ratio together; for a mean over"
+        " resampled, for both sides of a ratio together; for a mean over"
         " settings the same resampled prompts count in every setting. The best of several methods"
         " is named by its figure, and its interval does not account for having chosen it."
     ),

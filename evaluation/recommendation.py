@@ -24,8 +24,8 @@ from nde_talf.selector.roots import PricedRoots, Roots, throughput_gain
 
 NONE = Action(1, 0, 0)
 """No drafting."""
-CHAIN_LABELS = {"standard": ("naivetree", "specinfer"), "block": ("traversal", "gbv")}
-"""By vLLM's name of a rule on paths, the rules that equal it there: Naive or block verification."""
+CHAIN_LABELS = "naivetree", "specinfer"
+"""Rules that equal Naive on paths, an engine's own verification."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ def one_traffic(roots: Roots, names: Sequence[str]) -> Roots:
     return replace(merged, setting=torch.zeros_like(merged.setting), settings=merged.settings[:1])
 
 
-def chain_labels(roots: Roots, rule: str) -> str:
-    """Return the rule whose labels stand for a rule on paths. Raises UserError if untraced."""
-    for name in CHAIN_LABELS[rule]:
+def chain_labels(roots: Roots) -> str:
+    """Return the rule whose labels stand for paths. Raises UserError if untraced."""
+    for name in CHAIN_LABELS:
         if name in roots.samples:
             return name
     raise UserError(
-        f"rejection={rule}: the traces hold no labels of {' or '.join(CHAIN_LABELS[rule])}, which"
-        " say how it does on paths. Add one to traces.verifiers and run stage=traces force=true."
+        f"the traces hold no labels of {' or '.join(CHAIN_LABELS)}, which say how engines verify"
+        " paths. Add one to traces.verifiers and run stage=traces force=true."
     )
 
 
@@ -68,12 +68,6 @@ def seconds_per_token(roots: PricedRoots, tree: Action) -> Tensor:
     if tree == NONE:
         return roots.costs.table.plain(roots.roots.context).float()
     return roots.pace(torch.full((len(roots),), TREES.index(tree)))
-
-
-def fastest_path(training: PricedRoots) -> Action:
-    """Find the best path; NONE if plain decoding is faster."""
-    best = TREES[int(training.static(PATHS)[0])]
-    return min(best, NONE, key=lambda tree: float(seconds_per_token(training, tree).mean()))
 
 
 def held_out(roots: PricedRoots, tree: Action) -> Choice:
@@ -88,16 +82,16 @@ def held_out(roots: PricedRoots, tree: Action) -> Choice:
     )
 
 
-def recommend(training: Roots, others: Roots, table: LatencyTable, rule: str) -> Choice:
-    """Choose the best path on training roots and measure it on others. rule: of CHAIN_LABELS."""
-    labels = chain_labels(training, rule)
-    path = fastest_path(PricedRoots.of(training, labels, table))
-    return held_out(PricedRoots.of(others, labels, table), path)
+def recommend(training: Roots, others: Roots, table: LatencyTable) -> Choice:
+    """Choose the best path, or NONE, on training roots and measure it on others."""
+    labels = chain_labels(training)
+    priced, unseen = (PricedRoots.of(roots, labels, table) for roots in (training, others))
+    path = TREES[int(priced.static(PATHS)[0])]
+    best = min(path, NONE, key=lambda tree: float(seconds_per_token(priced, tree).mean()))
+    return held_out(unseen, best)
 
 
-def vllm_config(
-    method: Method, length: int, rule: str, settings: Sequence[SamplingSetting]
-) -> Method | None:
+def vllm_config(method: Method, length: int, settings: Sequence[SamplingSetting]) -> Method | None:
     """Return vLLM's speculative_config for paths of `length` tokens; None: do not speculate.
 
     Labels are for tokens drawn from the draft. So the draft must sample if the target does: vLLM's
@@ -108,6 +102,4 @@ def vllm_config(
     config = {**method, "num_speculative_tokens": length}
     if any(setting.temperature for setting in settings):
         config["draft_sample_method"] = "probabilistic"
-        if rule == "block":
-            config["rejection_sample_method"] = "block"
     return config

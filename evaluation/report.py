@@ -47,9 +47,6 @@ def table_of_methods(data: ReportData, setting: str) -> tuple[list[str], list[li
         ]
         for row in rows
     ]
-    if not any(row.cpu_speedup for row in rows):
-        for line in (columns, *cells):
-            del line[2]
     return columns, cells
 
 
@@ -60,9 +57,8 @@ def in_markdown(data: ReportData) -> str:
         same = data.titles[setting].same
         parts += [f"**{setting}**", markdown(*table_of_methods(data, setting))]
         parts += [f"{name}: the same as {other}" for name, other in same.items()]
-        parts += [data.ended.get(setting, "")]
         parts += [conclusion.sentence, *data.standing[setting]]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def write_report(data: ReportData, folder: Path) -> None:

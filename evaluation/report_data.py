@@ -1,17 +1,16 @@
-"""The numbers of the report, from records and from the stages' figures."""
+"""The numbers of the report, from records and the curves of trainings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.methods import Titles
+from nde_talf.evaluation.plan import Titles
 from nde_talf.evaluation.speed import speed_ratio
 from nde_talf.evaluation.table import (
     Row,
     acceptance_by_position,
     by_setting,
-    ended,
     histogram,
     steps_by_tree,
     tabulate,
@@ -51,14 +50,9 @@ class ReportData:
         histograms: by setting and method, steps by accepted tokens.
         chosen: by setting and selector, steps by tree.
         measured: amount of decoded text, in words.
-        ended: by setting, texts that ended by themselves, in words.
         titles: of the methods, by setting.
         parts: by setting, the speed-ups of every learned method.
-        pair: held-out figures of the pair.
-        offline: by selector and latency table, see `nde_talf.selector.offline_evaluation`.
-        head: held-out figures of the draft head.
         curves: by training, its series.
-        stages: seconds by stage.
         environment: circumstances of the measurement.
     """
 
@@ -67,14 +61,9 @@ class ReportData:
     verdicts: dict[str, Verdict]
     histograms: dict[str, dict[str, list[int]]]
     chosen: dict[str, dict[str, dict[str, int]]]
-    ended: dict[str, str]
     measured: str
     titles: dict[str, Titles]
-    pair: dict[str, Any]
-    offline: dict[str, Any]
-    head: dict[str, Any]
     curves: dict[str, dict[str, list[tuple[int, float]]]]
-    stages: dict[str, float]
     environment: dict[str, str]
     parts: dict[str, list[Learned]] = field(default_factory=dict)
 
@@ -88,7 +77,6 @@ class ReportData:
             {s: verdict(s, rows, conditions, records) for s, rows in tables.items()},
             _by_method(records, histogram),
             _by_method(records, steps_by_tree),
-            {s: ended(record for record in records if record.setting == s) for s in tables},
             **parts,
         )
         for setting, methods in by_setting(records).items():
@@ -103,7 +91,13 @@ class ReportData:
         return {
             setting: rates
             for setting, methods in self.histograms.items()
-            if (rates := {name: _rates(steps) for name, steps in methods.items() if len(steps) > 1})
+            if (
+                rates := {
+                    name: [*enumerate(acceptance_by_position(steps), 1)]
+                    for name, steps in methods.items()
+                    if len(steps) > 1
+                }
+            )
         }
 
     @property
@@ -134,10 +128,6 @@ def _learned(
         outside.method if outside else "",
         speed_ratio(own, methods[outside.method]) if outside else None,
     )
-
-
-def _rates(histogram: list[int]) -> list[tuple[int, float]]:
-    return [*enumerate(acceptance_by_position(histogram), 1)]
 
 
 def _by_method(

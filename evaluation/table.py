@@ -114,13 +114,6 @@ def acceptance_by_position(counts: list[int]) -> list[float]:
     return [sum(counts[place + 1 :]) / sum(counts) for place in range(len(counts) - 1)]
 
 
-def ended(records: Iterable[Record]) -> str:
-    """Count in words plain decoding's texts that ended by themselves; "" without texts."""
-    plain = [record.ended for record in records if record.method == BASELINE]
-    sentence = f"{sum(plain)} of {len(plain)} texts of plain decoding ended by themselves."
-    return sentence if plain else ""
-
-
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Write a table in Markdown."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]

@@ -65,7 +65,7 @@ def verdict(
     decoded = by_setting(records).get(setting, {})
     if best and decoded:
         sentence += _runner_up(control, best, methods, decoded)
-    sentence += _few_blocks({r.block for own in decoded.values() for r in own})
+    sentence += _few_prompts({record.prompt for own in decoded.values() for record in own})
     return Verdict("trusted", control, speculate, name, speedup, sentence)
 
 
@@ -83,13 +83,11 @@ def _runner_up(
     return f" The runner-up, {second}, {words}"
 
 
-def _few_blocks(blocks: set[tuple[str, int]]) -> str:
+def _few_prompts(prompts: set[str]) -> str:
     """Return a sentence about few prompts, which the intervals resample; "" for enough."""
-    prompts, passes = (len({block[part] for block in blocks}) for part in range(2))
-    if not 0 < prompts < ENOUGH:
+    if not 0 < (count := len(prompts)) < ENOUGH:
         return ""
-    several = f" in {passes} passes" if passes > 1 else ""
-    return f" {prompts} prompt{'s' * (prompts > 1)}{several}: indicative."
+    return f" {count} prompt{'s' * (count > 1)}: indicative."
 
 
 def _no_claim(setting: str, control: list[float] | None) -> str:

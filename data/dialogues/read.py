@@ -16,6 +16,7 @@ import numpy as np
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.text.conversation import (
     ASSISTANT,
+    DIALOGUES,
     USER,
     Message,
     UnsuitedError,
@@ -23,7 +24,6 @@ from nde_talf.data.text.conversation import (
     with_system,
 )
 from nde_talf.data.text.corpus import load_table
-from nde_talf.data.text.recognise import DIALOGUES
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError

@@ -73,5 +73,6 @@ def _prompts(
     prompts = {}
     for i, messages in asked.items():
         with suppress(UnsuitedError):
-            prompts[i] = encoder.prompt(messages)
-    return {i: ids for i, ids in prompts.items() if len(ids) <= most}
+            if len(ids := encoder.prompt(messages)) <= most:
+                prompts[i] = ids
+    return prompts

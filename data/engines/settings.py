@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import Field
 
 from nde_talf.decoding.common.settings import Count, Few, Share, one_of, settings
-from nde_talf.decoding.names import DTYPES
 
 
 @settings("engine")
@@ -18,12 +17,6 @@ class EngineConfig:
     """vLLM: number of GPUs that share one model."""
     gpu_memory: Share = 0.85
     """vLLM: fraction of a GPU's memory to use."""
-    max_length: Annotated[int, Field(ge=2, le=10_000_000)] | None = None
-    """vLLM: longest sequence in tokens; null: what is needed, up to the model's own limit."""
-    dtype: Annotated[str, one_of(("auto", *DTYPES))] = "auto"
-    """Type in which answers to learn from are sampled. auto: model.dtype, but bfloat16 in place of
-    float32 where the machine multiplies it itself.
-    """
     batch: Count = 128
     """transformers: texts that are sampled together. More is faster, and takes more memory."""
     workers: Few = 1

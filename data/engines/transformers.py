@@ -43,7 +43,7 @@ def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
     return {"do_sample": True, **warped} if setting.temperature > 0 else {"do_sample": False}
 
 
-def _seed(seed: int, row: int) -> int:
+def seed_of_row(seed: int, row: int) -> int:
     """Return the seed of a row's generator."""
     return (seed * 1_000_003 + row) % (1 << 62)
 
@@ -78,9 +78,10 @@ class TransformersEngine:
             def some(at: slice) -> list[list[int]]:
                 rows = order[at]
                 asked = [prompts[row] for row in rows]
+                seeds = [seed_of_row(seed, row) for row in rows]
                 if self.model.form != "masks":
-                    return self._generate(asked, setting, new_tokens, _seed(seed, rows[0]), stops)
-                rngs = [Rng.seeded(_seed(seed, row)) for row in rows]
+                    return self._generate(asked, setting, new_tokens, seeds[0], stops)
+                rngs = [Rng.seeded(each) for each in seeds]
                 return sample_batch(self.model, asked, setting, new_tokens, rngs, stops, tell)
 
             sampled = chain(*self._batch.run(len(prompts), some))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nde_talf.data.engines.settings import EngineConfig
+from nde_talf.data.engines.transformers import seed_of_row
 from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.errors import UserError, first_line
 from nde_talf.decoding.sampling.rng import SamplingSetting
@@ -33,11 +34,12 @@ class VLLMEngine:
     Args:
         folder: the model.
         dtype: type of its weights, such as "float32".
-        config: tensor_parallel, gpu_memory and max_length are used.
+        config: tensor_parallel and gpu_memory are used.
+        max_length: tokens of the longest sequence.
     """
 
-    def __init__(self, folder: str, dtype: str, config: EngineConfig):
-        self.folder, self.dtype, self.config = folder, dtype, config
+    def __init__(self, folder: str, dtype: str, config: EngineConfig, max_length: int):
+        self.folder, self.dtype, self.config, self.max_length = folder, dtype, config, max_length
         self._stops = stops_of(folder)
 
     def sample(
@@ -55,10 +57,9 @@ class VLLMEngine:
         if longest > limit:  # vLLM would stop at its limit and not say so
             raise UserError(
                 f"{self.folder}: vLLM was opened for sequences of {limit} tokens and is asked for"
-                f" {longest}. Raise engine.max_length (null: what is needed, up to the model's own"
-                " limit), or take shorter prompts."
+                f" {longest}: take shorter prompts, or ask for fewer new tokens."
             )
-        seeds = [(seed * 1_000_003 + i) % (1 << 62) for i in range(len(prompts))]
+        seeds = [seed_of_row(seed, row) for row in range(len(prompts))]
         stops = sorted({*self._stops, *ends})
         asked = [sampling_params(setting, new_tokens, s, stop_token_ids=stops) for s in seeds]
         with self._errors():
@@ -83,9 +84,9 @@ class VLLMEngine:
             yield
         except (RuntimeError, ValueError, OSError, NotImplementedError) as error:
             raise UserError(
-                f"vLLM failed with {self.folder} ({first_line(error)}). engine.max_length and"
-                " engine.gpu_memory decide its memory, VLLM_LOGGING_LEVEL=INFO lets it say more,"
-                " and engine.name=transformers works without it."
+                f"vLLM failed with {self.folder} ({first_line(error)}). engine.gpu_memory decides"
+                " its memory, VLLM_LOGGING_LEVEL=INFO says more, and engine.name=transformers"
+                " works without it."
             ) from error
 
     @cached_property
@@ -100,10 +101,10 @@ class VLLMEngine:
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt in several chunks
             options["enable_chunked_prefill"] = False
         with self._errors():
-            return open_llm(self.folder, self.dtype, self.config.max_length, **options)
+            return open_llm(self.folder, self.dtype, self.max_length, **options)
 
 
-def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) -> Any:
+def open_llm(folder: str, dtype: str, max_length: int, **options: Any) -> Any:
     """Open a `vllm.LLM` over token ids alone, which ignores what the model's files advise."""
     if not torch.cuda.is_available():
         options["enforce_eager"] = True

@@ -23,6 +23,8 @@ AFTER = {SYSTEM: USER, USER: ASSISTANT, ASSISTANT: USER}
 """Role -> the role that speaks next."""
 SYSTEM_COLUMNS = (SYSTEM, "system_prompt")
 """Columns beside the turns that hold a system turn."""
+DIALOGUES = ("conversations", "conversation", "messages", "turns")
+"""Columns that may hold a row's turns, in this order of preference."""
 CALLS = "tool_calls"
 """Key of a turn that calls tools."""
 TURN = ("from", "value", "role", "content")

@@ -17,12 +17,7 @@ from nde_talf.data.text.shipped import AGAIN, PORTABLE, SHIPPED, portable, shipp
 from nde_talf.data.text.templates import text_ends
 from nde_talf.decoding.common.checksums import check_checksums, file_digest
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    read_json,
-    reading,
-    write_atomically,
-    write_sealed,
-)
+from nde_talf.decoding.common.files import read_json, reading, write_atomically, write_sealed
 from nde_talf.decoding.common.formats import Format
 from nde_talf.decoding.common.json_validation import typed
 from nde_talf.decoding.common.model_record import changed, recorded
@@ -168,13 +163,17 @@ class Pair:
 
         Raises UserError naming the config `key` if there are fewer.
         """
-        prompts = [p for p in self.every_prompt() if p.split == split]
+        prompts = self.of_split(split)
         if len(prompts) < count:
             raise UserError(
                 f"{key} asks for {count} prompts, but the {split} split holds {len(prompts)}: lower"
                 " it, or raise data.prompt_count and run stage=pair force=true."
             )
         return prompts[:count]
+
+    def of_split(self, split: str) -> list[Prompt]:
+        """Read the prompts of a split: "trace" or "test"."""
+        return [prompt for prompt in self.every_prompt() if prompt.split == split]
 
     def every_prompt(self) -> list[Prompt]:
         """Read the prompts of both splits."""
@@ -271,7 +270,7 @@ def load_models(
         models.append(CausalModel.load(name, device, kind, key, forward, across, products))
     for model in models:
         model.match(models[0].vocab_size)
-        console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
+        console.print(f"{model.name}: forward {model.forward}", style="dim")
     if models:
         set_ends(models[0], places[0])
     return models
@@ -338,11 +337,12 @@ def assign_splits(prompts: list[Prompt], test: int) -> list[str]:
     return ["test" if at in tests else "trace" for at in range(len(prompts))]
 
 
-def check_prompts(prompts: list[Prompt], target: Model, new_tokens: int, context: int) -> None:
-    """Raise UserError for a prompt that does not fit the context or the vocabulary.
+def check_prompts(prompts: list[Prompt], new_tokens: int, target: Model, *others: Any) -> None:
+    """Raise UserError for a prompt that does not fit the contexts or the vocabulary.
 
-    It has to leave room for `new_tokens` in a context of `context` tokens.
+    It has to leave room for `new_tokens` in the contexts of the target and of `others`.
     """
+    context = min(each.max_context for each in (target, *others))
     for prompt in prompts:
         if len(prompt.tokens) + new_tokens > context:
             raise UserError(

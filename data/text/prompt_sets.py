@@ -5,7 +5,6 @@ The sets themselves are configs/data/*.yaml.
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -32,10 +31,7 @@ CHARACTERS_PER_TOKEN = 16
 
 
 def load_sets(
-    sets: dict[str, PromptSet],
-    count: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase,
+    sets: dict[str, PromptSet], count: int, seed: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
     """Draw `count` prompts in all, in equal parts from the sets and, within a set, from its parts.
 
@@ -69,14 +65,6 @@ def load_sets(
             by_part.append(_draw(name, prompt_set, part, from_part, seed, tokenizer, chat, seen))
         by_set.append(in_turn(by_part))
     return in_turn(by_set)
-
-
-def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
-    """Return the first prompt of every kind, as the model gets it."""
-    first: dict[str, str] = {}
-    for prompt in prompts:
-        first.setdefault(prompt.kind, prompt.text)
-    return first
 
 
 def _draw(
@@ -125,7 +113,7 @@ def _draw(
             " split."
         )
     if others:
-        console.print(f"{part.source}: {len(prompts)} prompts{others}", soft_wrap=True)
+        console.print(f"{part.source}: {len(prompts)} prompts{others}")
     return prompts
 
 

@@ -8,12 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nde_talf.data.text.conversation import (
-    ASSISTANT,
-    USER,
-    Message,
-    UnsuitedError,
-)
+from nde_talf.data.text.conversation import ASSISTANT, USER, Message, UnsuitedError
 from nde_talf.decoding.common.errors import Advice, UserError, first_line
 from nde_talf.decoding.models.end_tokens import end_tokens
 from nde_talf.decoding.models.gguf import model_folder

@@ -70,6 +70,7 @@ class Tracer:
         config: what is traced.
         placed: how the models are loaded, see `Pair.models`.
         engine: its name is "transformers" or "vllm".
+        longest: tokens of the longest sequence.
         threads: CPU threads of torch; 0: torch's own choice.
         head: makes a target's draft head, which drafts in the place of the pair's draft; None: the
             draft does.
@@ -82,11 +83,12 @@ class Tracer:
         config: TracesConfig,
         placed: tuple[str, str, str | None, str, str],
         engine: EngineConfig,
+        longest: int,
         threads: int = 0,
         head: Callable[[CausalModel], Draft] | None = None,
     ):
         self.pair, self.config, self.engine = Pair(pair), config, engine
-        self.placed, self.head = placed, head
+        self.placed, self.head, self.longest = placed, head, longest
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch)
         self._vllm: VLLMEngine | None = None
@@ -166,5 +168,6 @@ class Tracer:
             return TransformersEngine(self.models[0], self.engine.batch)
         if self._vllm is None:
             self.close()
-            self._vllm = VLLMEngine(self.pair.where("target"), self.config.dtype, self.engine)
+            where, dtype = self.pair.where("target"), self.config.dtype
+            self._vllm = VLLMEngine(where, dtype, self.engine, self.longest)
         return self._vllm

@@ -19,10 +19,11 @@ T = TypeVar("T")
 
 
 class Plain(Console):
-    """A console that shows no secrets."""
+    """A console that shows no secrets, and leaves it to the terminal to wrap texts."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print `objects`, texts among them masked."""
+        options = {"soft_wrap": all(isinstance(o, str | Text) for o in objects)} | options
         super().print(*(masked(o) if isinstance(o, str) else o for o in objects), **options)
 
 

@@ -96,13 +96,12 @@ class NgramIndex:
 class Tested(NamedTuple):
     """Counts of the drafts at matches of one size.
 
-    Attributes are the nodes that were verified with children, those where a child was
-    accepted, and all drafted tokens.
+    Attributes are the nodes that were verified with children, and those where a child was
+    accepted.
     """
 
     nodes: int = 0
     accepted: int = 0
-    drafted: int = 0
 
 
 class NgramDrafter(Drafter):
@@ -176,10 +175,4 @@ class NgramDrafter(Drafter):
             if match.size and node < len(tree) and (children := tree.children[node]):
                 old = self.tested.get(match.size, Tested())
                 tested, hit = node in path, any(child in path for child in children)
-                drafted = old.drafted + len(set(children))
-                self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit, drafted)
-
-
-def statistics(drafter: Any) -> dict[int, Tested]:
-    """Return an n-gram drafter's counts by size of match; empty for others."""
-    return dict(sorted(drafter.tested.items())) if isinstance(drafter, NgramDrafter) else {}
+                self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit)

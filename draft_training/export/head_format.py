@@ -249,7 +249,6 @@ def _same_target(
             console.print(
                 f"! {folder}: the head was trained for other weights than {target.name}'s, such as"
                 " another quantisation: fewer drafts are accepted, and the text is as exact.",
-                soft_wrap=True,
             )
             return False
         other = "set of weights" if key == SIGNS else key

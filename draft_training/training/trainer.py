@@ -209,7 +209,7 @@ class RowModule(pl.LightningModule):
                 " (lr_muon, lr_adam), a longer warm_up or with gradient_clip."
             )
         count = f"{self._bad_steps} of at most {MAX_BAD_STEPS}"
-        console.print(f"! {fault}: passed over, {count}", soft_wrap=True)
+        console.print(f"! {fault}: passed over, {count}")
         return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

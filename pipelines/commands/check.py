@@ -45,7 +45,7 @@ def check(config: CheckConfig) -> None:
     quiet()
     results = work_of("check").compare_texts(config, run)
     for _, sentence in results:
-        console.print(sentence, soft_wrap=True, highlight=False)
+        console.print(sentence)
     if not all(passed for passed, _ in results):
         sys.exit(1)
 
@@ -53,7 +53,3 @@ def check(config: CheckConfig) -> None:
 def main() -> None:
     """The command `nde check`."""
     launch("check", CheckConfig, check)
-
-
-if __name__ == "__main__":
-    main()

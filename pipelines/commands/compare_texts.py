@@ -19,13 +19,13 @@ from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.models.base import Model
 from nde_talf.decoding.models.choose_forward import HALF, SAME
 from nde_talf.decoding.models.static_shapes import MARGIN
-from nde_talf.decoding.recorded_step import SHAPES
 from nde_talf.decoding.sampling.rng import Rng, warp
 from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.chi_square import LEVEL, p_value, smallest_bias
 from nde_talf.pipelines.commands.check import CheckConfig
-from nde_talf.pipelines.runs.decoder import describe, make_decoder, plain_of
+from nde_talf.pipelines.commands.stream import describe
+from nde_talf.pipelines.runs.decoder import make_decoder, plain_of
 from nde_talf.pipelines.runs.finished import Run
 from nde_talf.pipelines.runs.run_models import pair_of
 
@@ -40,12 +40,12 @@ ROUNDING = (
 def compare_texts(config: CheckConfig, run: Run) -> list[tuple[bool, str]]:
     """Compare greedy and sampled texts: whether each agrees, with a sentence."""
     with threads(config.model.threads), torch.inference_mode():
-        held_out = [prompt for prompt in pair_of(run).every_prompt() if prompt.split == "test"]
+        held_out = pair_of(run).of_split("test")
         prompts = [prompt.tokens for prompt in held_out]
         room = config.new_tokens + MARGIN
-        shapes = SHAPES[config.model.graphs](max(map(len, prompts)) + room)
-        decoder = make_decoder(config, run, shapes if config.model.static_shapes else None)
-        check_prompts(held_out, decoder.target, room, decoder.max_context)
+        longest = max(map(len, prompts)) + room
+        decoder = make_decoder(config, run, config.model.static_shapes * longest)
+        check_prompts(held_out, room, decoder.target, decoder)
         prompts = [prompts[i % len(prompts)] for i in range(config.texts)]
         results = [
             greedy(decoder, prompts[: -(-config.texts // 8)], config.new_tokens),

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 from rich.table import Table
-from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.text.pair import load_models
@@ -25,14 +24,7 @@ from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.models.configuration import bytes_of_context, longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.training.lm_training import build_llama
-from nde_talf.pipelines.commands.estimate import (
-    Size,
-    from_size,
-    measured,
-    minutes,
-    rows_of,
-    works,
-)
+from nde_talf.pipelines.commands.estimate import Size, from_size, measured, minutes, rows_of, works
 from nde_talf.pipelines.commands.quiet import quiet
 from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
@@ -190,20 +182,18 @@ def _print_data(config: Config, whole: bool) -> None:
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if whole and config.data.sets:
-        _print_prompts(config, tokenizer)
+        given = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
+        context = shared_context(
+            config, (longest_context(each.get_text_config()) for each in given)
+        )
+        prompts = set_prompts(config, tokenizer, context)
+        longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
+        console.print(
+            f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
+            f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
+        )
     if whole and config.dialogues.source and config.stage in ("all", "draft"):
         read_dialogues(config.dialogues, config.seed)
-
-
-def _print_prompts(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    configs = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
-    context = shared_context(config, (longest_context(each.get_text_config()) for each in configs))
-    prompts = set_prompts(config, tokenizer, context)
-    longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
-    console.print(
-        f"prompts: {len(prompts)}, of at most {longest} tokens; the context of {context} leaves"
-        f" {context - longest} for new ones. The first: {prompts[0].text[:200]!r}"
-    )
 
 
 def _print_stages(config: Config) -> None:
@@ -212,12 +202,12 @@ def _print_stages(config: Config) -> None:
     left, how = ({}, "") if faults else expected(config, measure=True)
     for name, state in _states(config).items():
         about = f", about {duration(60 * left[name])}" if name in left else ""
-        console.print(f"stage={name}: {state}{about}", soft_wrap=True)
+        console.print(f"stage={name}: {state}{about}")
     if left:
         total = 60 * sum(left.values())
         console.print(f"all together about {duration(total)} on this machine, by {how}")
         if total > LONG:
-            console.print(f"Smaller numbers make it shorter: {SHORTER}.", soft_wrap=True)
+            console.print(f"Smaller numbers make it shorter: {SHORTER}.")
     if config.engine.name == "vllm":
         here = importlib.util.find_spec("vllm") is not None
         console.print(f"vLLM samples the text; it is {'' if here else 'not '}installed here.")

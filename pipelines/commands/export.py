@@ -49,9 +49,7 @@ def export(config: ExportConfig) -> None:
         check_checksums(folder)
         write_atomically(place, partial(shutil.copytree, folder))
         console.print(
-            f"{place}: read its {CARD}, then: hf upload YOUR_NAME/{config.run}-{name} {place}",
-            soft_wrap=True,
-            highlight=False,
+            f"{place}: read its {CARD}, then: hf upload YOUR_NAME/{config.run}-{name} {place}"
         )
 
 
@@ -66,7 +64,3 @@ def _exports(run: Run) -> Iterator[tuple[str, Path]]:
 def main() -> None:
     """The command `nde export`."""
     launch("export", ExportConfig, export)
-
-
-if __name__ == "__main__":
-    main()

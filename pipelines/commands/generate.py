@@ -120,8 +120,6 @@ class GenerateConfig(DecodingConfig):
     """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
     held-out prompt of the run, another one for another seed.
     """
-    chat: bool = True
-    """Put the prompt into the tokenizer's chat template where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: TargetConfig = field(default_factory=lambda: TargetConfig(threads=1))
@@ -187,7 +185,3 @@ def _shipped_run(argument: str) -> str:
 def main() -> None:
     """The command `nde generate`."""
     launch("generate", GenerateConfig, _generate_given, completed)
-
-
-if __name__ == "__main__":
-    main()

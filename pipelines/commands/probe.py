@@ -18,18 +18,9 @@ from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record
-from nde_talf.evaluation.probe import (
-    PROMPTS,
-    TEXT,
-    decode,
-    methods,
-)
+from nde_talf.evaluation.probe import PROMPTS, TEXT, decode, methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from nde_talf.evaluation.table import (
-    Row,
-    control_of,
-    tabulate,
-)
+from nde_talf.evaluation.table import Row, control_of, tabulate
 from nde_talf.pipelines.commands.dry_run import most_memory, pair_without_weights, size_of
 from nde_talf.pipelines.commands.estimate import measured, minutes, works
 from nde_talf.pipelines.commands.hub import reach_hub
@@ -74,8 +65,7 @@ def probe(asked: RecommendConfig) -> None:
     console.print(
         f"In {duration(time.monotonic() - started)}, at {setting}. Ranges of other pairs are"
         " published runs on small models and CPUs; on an H100 a 98M target lost to plain decoding"
-        " with CUDA graphs.",
-        soft_wrap=True,
+        " with CUDA graphs."
     )
 
 

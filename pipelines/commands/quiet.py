@@ -39,7 +39,7 @@ def show_warning(
 ) -> None:
     """Print advice as one line, other warnings as Python does."""
     if issubclass(category, Advice):
-        console.print(f"! {message}", soft_wrap=True)
+        console.print(f"! {message}")
     else:
         _standard(message, category, *where, **options)
 

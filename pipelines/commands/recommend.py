@@ -46,10 +46,6 @@ class RecommendConfig:
     """Sampling setting of the requests, of a run one that was traced; null: all traced ones,
     equally often, and t0.6 with model.target.
     """
-    rejection: Annotated[str, one_of(("standard", "block"))] = "standard"
-    """Verification of a path in the engine: standard, or block verification
-    (rejection_sample_method=block in vLLM).
-    """
     paths: PathsConfig = field(default_factory=PathsConfig)
 
 
@@ -89,7 +85,3 @@ def completed(arguments: list[str]) -> list[str]:
 def main() -> None:
     """The command `nde recommend`."""
     launch("recommend", RecommendConfig, recommend, completed)
-
-
-if __name__ == "__main__":
-    main()

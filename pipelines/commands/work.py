@@ -10,7 +10,7 @@ WORK = {
     "run": "stages.run_stages",
     "dry_run": "commands.dry_run",
     "own_files": "config.own_files",
-    "generate": "runs.decoder",
+    "generate": "commands.stream",
     "check": "commands.compare_texts",
     "recommend": "commands.from_traces",
     "probe": "commands.probe",

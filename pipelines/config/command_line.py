@@ -80,7 +80,7 @@ def fail(message: str, status: int = 1) -> None:
     """Print one paragraph and exit with `status`."""
     message = masked(message).encode(errors="replace").decode()  # it may hold half characters
     try:
-        console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
+        console.print(Panel(Text(message), title="error", border_style="red"))
     except MemoryError:
         os.write(1, f"error: {message}\n".encode())
     sys.exit(status)

@@ -7,7 +7,7 @@ line to Hydra. `fit` has the file read, by `own_files`.
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nde_talf.data.text.settings import FILE_FORMATS, PromptSet, is_hub_name
+from nde_talf.data.text.settings import FILE_FORMATS, is_hub_name
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.settings import local
@@ -57,26 +57,16 @@ def fit(config: Config) -> tuple[Config, list[str]]:
     Also returns what is wrong with the files: they cannot be read, are ambiguous, or have too few
     rows.
     """
-    prompts = _own_prompts(config)
-    if not prompts:
-        return config, []
-    try:
-        return work_of("own_files").fit_prompts(config, prompts), []
-    except UserError as error:
-        return config, [str(error)]
-
-
-def _own_prompts(config: Config) -> dict[str, PromptSet]:
-    """Return the sets of prompts whose columns are to be recognised, by name."""
-    return {
+    own = {
         name: entry
         for name, entry in config.data.sets.items()
-        if (entry.template is None or name == "file") and _readable(entry.source)
+        if (entry.template is None or name == "file") and entry.source
     }
-
-
-def _readable(source: str | None) -> bool:
-    """Return whether a source can be read; `check_config` reports a missing file."""
-    if not source:
-        return False
-    return Path(source).suffix not in FILE_FORMATS or Path(source).exists()
+    # `check_config` reports a missing file.
+    files = (Path(entry.source or "") for entry in own.values())
+    if not own or any(file.suffix in FILE_FORMATS and not file.exists() for file in files):
+        return config, []
+    try:
+        return work_of("own_files").fit_prompts(config, own), []
+    except UserError as error:
+        return config, [str(error)]

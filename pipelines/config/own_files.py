@@ -11,23 +11,18 @@ from dataclasses import replace
 from rich.panel import Panel
 from rich.text import Text
 
-from nde_talf.data.text.conversation import (
-    UnsuitedError,
-    and_skipped,
-    question,
-    shown,
-)
+from nde_talf.data.text.conversation import DIALOGUES, UnsuitedError, and_skipped, question, shown
 from nde_talf.data.text.corpus import load_table
-from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import ANSWERS, PromptSet
-from nde_talf.data.text.shipped import SHIPPED
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.schema import Config
 
 FEWEST = 8
 """Prompts of the smallest file: the selector's folds, a prompt to tune on, three to decode."""
+QUESTIONS = ("prompt", "question", "instruction", "problem", "query", "input", "text", "content")
+"""Columns that may hold a prompt."""
 
 
 def fit_prompts(config: Config, sets: Mapping[str, PromptSet]) -> Config:
@@ -46,7 +41,7 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     """Find the template of a set's prompts, if none is given, and count them."""
     source = str(entry.source)
     rows = load_table(source, entry.split)
-    template = entry.template or question_template(rows, source, key)
+    template = entry.template or question_template(rows.column_names, source, key)
     rendered = RowTemplate(template, source, key)
     rendered.check(rows.column_names)
     asked: dict[str, None] = {}
@@ -67,9 +62,25 @@ def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
     return replace(entry, template=template), len(texts)
 
 
+def question_template(columns: list[str], source: str, key: str) -> str:
+    """Return the template of a prompt over `columns`.
+
+    Raises:
+        UserError: none of the columns has a prompt's name, or several have.
+    """
+    named = [name for name in QUESTIONS if name in columns]
+    chosen = named or [name for name in DIALOGUES if name in columns][:1]
+    if len(chosen) == 1:
+        return f"{{{chosen[0]}}}"
+    raise UserError(
+        f"{source}: which column is the prompt? It has {', '.join(chosen or columns)}. Name it with"
+        f" \"{key}='{{COLUMN}}'\"."
+    )
+
+
 def show(title: str, texts: Sequence[str]) -> None:
     """Print the first texts in a frame."""
-    console.print(title, soft_wrap=True)
+    console.print(title)
     framed("the first", Text("\n─\n".join(map(shortened, texts))))
 
 
@@ -116,8 +127,6 @@ def _tell(config: Config) -> None:
     )
     if data.source == ANSWERS:
         console.print(
-            f"The {'draft and the head learn' if config.model.trained else 'head learns'} from your"
-            " prompts with the target's answers, but for those held out; no built-in text."
+            "Drafts learn from your prompts with the target's answers, but for those held out; no"
+            " built-in text."
         )
-        if str(config.model.target).startswith(str(SHIPPED)):
-            console.print("The shipped target answers poorly: give yours by model.target=...")

@@ -43,15 +43,7 @@ from nde_talf.selector.selector_settings import SelectorConfig
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OF_DRAFTER = ("latency", "traces", "selector")
 """Stages that need something that drafts: the draft model or the head."""
-METHODS = (
-    "rules",
-    "selector",
-    "baselines",
-    "head",
-    "assisted",
-    "policies",
-    "ngram",
-)
+METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies", "ngram")
 WITHOUT_DRAFT = ("head", "ngram")
 """Groups of methods that need no draft model."""
 
@@ -172,11 +164,9 @@ class ModelConfig(LoadingConfig):
 class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
-    contexts: Annotated[
-        list[Tokens],
-        Field(min_length=1, max_length=100),
-        Distinct,
-    ] = field(default_factory=lambda: [64, 256])
+    contexts: Annotated[list[Tokens], Field(min_length=1, max_length=100), Distinct] = field(
+        default_factory=lambda: [64, 256]
+    )
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: Few = 9
     """Rounds in a batch of measurements.
@@ -231,8 +221,6 @@ class EvaluationConfig:
 
     null: 40, or what decodes in about three minutes where the machine is slow.
     """
-    passes: Few = 1
-    """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: Annotated[int, Field(ge=2, le=10_000_000)] = 64
     """Tokens to generate after each prompt, at most: a text ends where the target ends it."""
     calibration_prompts: Count = 3
@@ -241,8 +229,6 @@ class EvaluationConfig:
     """
     threads: Threads = 1
     """CPU threads while timing; 0: torch's own choice."""
-    seed: Seed = 0
-    """Seed of the sampling, added to the run's."""
 
     def __post_init__(self) -> None:
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")

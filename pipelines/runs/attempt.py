@@ -20,12 +20,7 @@ from typing import Any
 from transformers.utils import flatten_dict
 
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.files import (
-    read_json,
-    refuse_link,
-    refuse_links,
-    write_json,
-)
+from nde_talf.decoding.common.files import read_json, refuse_link, refuse_links, write_json
 from nde_talf.decoding.common.progress import console, reporting
 from nde_talf.decoding.common.settings import shown
 from nde_talf.pipelines.config.schema import Config
@@ -81,7 +76,8 @@ class Attempt:
             if self._stays(folder, read_manifest(folder)):
                 return self.stage.show(folder)
         elif (self.own / BEGUN).exists() and [*self.own.iterdir()] != [self.own / BEGUN]:
-            begun = _begin(self.own)
+            again = f"delete {self.own}, which is unfinished, and run the stage again"
+            begun = read_json(self.own / BEGUN, Begun, again)
             self._same_settings(self.own, "begun", begun)
             if begun["inputs"] != self.inputs:
                 self._made_from_others()
@@ -181,17 +177,6 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
         )
     check_files(folder, manifest, needed.name)
     return identity(manifest)
-
-
-def _begin(folder: Path) -> Any:
-    """Read what a stage was begun with.
-
-    Raises:
-        UserError: the file is damaged; the message names it.
-    """
-    return read_json(
-        folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again"
-    )
 
 
 def locate(stage: Stage, config: Config) -> Path:

@@ -78,8 +78,7 @@ def _enter(path: Path) -> None:
         stream.truncate()
     if before and (left := remove_temporaries(run)):  # a run never begun here has left nothing
         console.print(
-            f"! removed from {run} what a command that was killed left: {', '.join(left)}",
-            soft_wrap=True,
+            f"! removed from {run} what a command that was killed left: {', '.join(left)}"
         )
 
 

@@ -38,7 +38,7 @@ def spared() -> Iterator[None]:
     except Exception as error:  # its own, of its service, of the network and of files
         if (fault := " ".join(str(error).split())[:300]) not in _told:
             _told.append(fault)
-            console.print(f"! W&B: {fault}. The work goes on without it.", soft_wrap=True)
+            console.print(f"! W&B: {fault}. The work goes on without it.")
 
 
 _told: list[str] = []

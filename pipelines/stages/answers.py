@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.self_made import UNFINISHED, Opening, Screen
 from nde_talf.data.engines.transformers import Engine
 from nde_talf.data.text.conversation import and_skipped
+from nde_talf.data.text.settings import SELF_MADE
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import activity, console, track
@@ -38,19 +39,31 @@ def sampled(
     Texts are written in shards of `size`, which take the temperatures in turn. The engine is made
     where something has to be sampled.
     """
-    shards = shards_of(store, prompts, size)
-    for i, name in track(enumerate(shards), f"answers, {store.kind}", len(shards), "shard"):
-        if not store.holds(name):
-            setting = SamplingSetting(temperatures[i % len(temperatures)])
-            tokens = engine().sample(shards[name], setting, most, seed * 1_009 + i)
-            store.write(name, {"tokens": tokens})
-    return [tokens for name in shards for tokens in store.lists(name)["tokens"]]
+
+    def written(shard: int, asked: list[list[int]]) -> list[list[int]]:
+        setting = SamplingSetting(temperatures[shard % len(temperatures)])
+        return engine().sample(asked, setting, most, seed * 1_009 + shard)
+
+    return in_shards(store, "tokens", prompts, size, written)
 
 
-def shards_of(store: TraceStore, asked: list[T], size: int) -> dict[str, list[T]]:
-    """Return what is asked in each shard of answers, by its name in the store."""
+def in_shards(
+    store: TraceStore,
+    column: str,
+    asked: list[T],
+    size: int,
+    answer: Callable[[int, list[T]], list],
+) -> list[Any]:
+    """Return the answers to all that is asked, written in shards of `size`, in one column.
+
+    answer: gets the number of a shard that is not there yet, and what is asked in it.
+    """
     parts = [asked[start : start + size] for start in range(0, len(asked), size)]
-    return {store.name(i, len(parts)): part for i, part in enumerate(parts)}
+    names = [store.name(shard, len(parts)) for shard in range(len(parts))]
+    for shard, name in track(enumerate(names), f"answers, {store.kind}", len(names), "shard"):
+        if not store.holds(name):
+            store.write(name, {column: answer(shard, parts[shard])})
+    return [one for name in names for one in store.lists(name)[column]]
 
 
 @dataclass
@@ -62,7 +75,6 @@ class SelfMade:
         engine: makes the engine, where something has to be sampled.
         tokenizer: of the target.
         opening: the beginning of the texts; a user's turn has to end.
-        setting: how they are sampled.
         most: tokens of a text, at most.
         size: of a shard.
         seed: of the sampling.
@@ -72,7 +84,6 @@ class SelfMade:
     engine: Callable[[], Engine]
     tokenizer: PreTrainedTokenizerBase
     opening: Opening
-    setting: SamplingSetting
     most: int
     size: int
     seed: int
@@ -117,7 +128,7 @@ class SelfMade:
             if not store.holds(name):
                 size = self.size if shard else min(self.size, FIRST)  # hopeless ones are soon told
                 seed, asked = self.seed * 1_009 + shard, [before] * size
-                made = self.engine().sample(asked, self.setting, self.most, seed, self.opening.ends)
+                made = self.engine().sample(asked, SELF_MADE, self.most, seed, self.opening.ends)
                 store.write(name, {"tokens": [ids[len(before) :] for ids in made]})
             yield from map(self._read, store.lists(name)["tokens"])
 
@@ -131,7 +142,7 @@ class SelfMade:
 def _unusable(share: str, reasons: Counter[str]) -> str:
     advice = "Give data of your own (data=prompts.jsonl)"
     if reasons[UNFINISHED] * 2 > reasons.total():
-        advice += ", or raise data.self_made.tokens if its turns are long"
+        advice += "; its turns are long"
     return (
         f"data=self: {share} texts that the target wrote can be used{and_skipped(reasons)}."
         f" {advice}."

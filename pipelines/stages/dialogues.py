@@ -27,14 +27,14 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.settings import SELF, SELF_MADE
+from nde_talf.data.text.settings import ANSWERS, SELF
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console, track
+from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.answers import SelfMade, shards_of
+from nde_talf.pipelines.stages.answers import SelfMade, in_shards
 from nde_talf.pipelines.stages.pair_text import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
@@ -127,8 +127,7 @@ def _questions(
         dialogues = _self_made(config, folders, encoder, engine)
     else:
         dialogues, skipped = read_dialogues(own, config.seed)
-    prompts = Pair(folders["pair"]).every_prompt()
-    tests = {prompt.question for prompt in prompts if prompt.split == "test"}
+    tests = {prompt.question for prompt in Pair(folders["pair"]).of_split("test")}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)
     console.print(f"{own.source}: {len(kept)} dialogues{and_skipped(+skipped)}")
@@ -139,16 +138,14 @@ def _self_made(
     config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
 ) -> list[Dialogue]:
     """Let the target ask questions, none of them much like one that is traced or decoded."""
-    made, opening = config.data.self_made, user_turn(encoder)
     before, after = encoder.around_user()
     held_out = (
         prompt.text.removeprefix(before).removesuffix(after)
         for prompt in Pair(folders["pair"]).every_prompt()
     )
-    store = TraceStore(folders["draft"] / "questions", "questions")
-    most, seed, size = made.tokens or TURN, config.seed + SEED, config.engine.batch
-    own = SelfMade(store, engine, encoder.tokenizer, opening, SELF_MADE, most, size, seed)
-    texts = own.texts(made.count, held_out)
+    made, store = config.data.self_made, TraceStore(folders["draft"] / "questions", "questions")
+    how = user_turn(encoder), TURN, config.engine.batch, config.seed + SEED
+    texts = SelfMade(store, engine, encoder.tokenizer, *how).texts(made.count, held_out)
     return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
 
 
@@ -164,20 +161,20 @@ def _regenerated(
 
     Shards that are there already are used. Raises UserError if there are no answers.
     """
-    store = TraceStore(folders["draft"] / "answers", "answers")
-    shards = shards_of(store, dialogues, config.engine.batch)
-    if todo := [(seed, name) for seed, name in enumerate(shards) if not store.holds(name)]:
+
+    def answer(shard: int, asked: list[Dialogue]) -> list[str]:
         engine, longest = opened()
-        finished = len(shards) - len(todo)
-        for seed, name in track(todo, "answers", len(shards), "shard", finished):
-            made = regenerate(
-                engine, encoder, shards[name], own.setting, own.new_tokens, longest, seed
-            )
-            store.write(name, {"answers": [json.dumps(asdict(one)) for one in made]})
-            if seed == 0:
-                _check_ends(made, own.new_tokens)
+        used[:] = [engine]
+        made = regenerate(engine, encoder, asked, own.setting, own.new_tokens, longest, shard)
+        if shard == 0:
+            _check_ends(made, own.new_tokens)
+        return [json.dumps(asdict(one)) for one in made]
+
+    used = list[Engine]()
+    store = TraceStore(folders["draft"] / ANSWERS, ANSWERS)
+    rows = in_shards(store, ANSWERS, dialogues, config.engine.batch, answer)
+    for engine in used:
         engine.close()
-    rows = (row for name in shards for row in store.lists(name)["answers"])
     given = [Dialogue(**json.loads(row)) for row in rows]
     if not given:
         raise UserError(
@@ -205,10 +202,9 @@ def _check_ends(made: list[Dialogue], most: int) -> None:
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
     length, model = config.dialogues.length, config.model
-    engine, dtype = chosen_engine(config.engine, model, length), answers_type(config)
-    longest = min(length, engine.max_length or length)
+    engine, dtype = chosen_engine(config.engine, model), answers_type(config)
     if engine.name == "vllm":
-        return VLLMEngine(pair.where("target"), dtype, engine), longest
+        return VLLMEngine(pair.where("target"), dtype, engine, length), length
     target = pair.target(model.device, dtype, *model.placed[2:])
     return TransformersEngine(target, engine.batch), min(length, target.max_context)
 

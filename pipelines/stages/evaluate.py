@@ -1,6 +1,5 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,46 +11,26 @@ from rich.markdown import Markdown
 from nde_talf.data.text.pair import Pair, check_prompts
 from nde_talf.data.text.prompts import Prompt
 from nde_talf.data.traces.settings import SETTINGS
-from nde_talf.decoding.common.errors import Advice
-from nde_talf.decoding.common.files import read_json, write_json
+from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
-from nde_talf.decoding.drafters.base import Drafter
-from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
-from nde_talf.decoding.policies.base import TreePolicy
 from nde_talf.decoding.recorded_step import SHAPES
-from nde_talf.decoding.sampling.sampling_setting import (
-    AUTO,
-    MATCH,
-    read_draft_temperature,
-)
+from nde_talf.decoding.sampling.sampling_setting import AUTO, MATCH
 from nde_talf.decoding.threads import threads
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
 from nde_talf.evaluation.environment import conditions, environment
-from nde_talf.evaluation.methods import NGRAM, Bench, Plan, plan_methods
+from nde_talf.evaluation.methods import plan_methods
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
-from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.table import Row
-from nde_talf.evaluation.tuning import Tuner
-from nde_talf.pipelines.config.policies import default_verifier, make_policy
-from nde_talf.pipelines.config.schema import (
-    OF_DRAFTER,
-    TABLE,
-    WITHOUT_DRAFT,
-    Config,
-    EvaluationConfig,
-)
-from nde_talf.pipelines.runs.manifest import MANIFEST
-from nde_talf.pipelines.runs.run_models import load_drafted, load_head_draft, timed_on
+from nde_talf.pipelines.config.schema import OF_DRAFTER, TABLE, Config
+from nde_talf.pipelines.runs.run_models import load_drafted, timed_on
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves
-from nde_talf.pipelines.stages.selector import roots_of
+from nde_talf.pipelines.stages.benches import benches, method_groups
 from nde_talf.pipelines.stages.stage import Stage
-from nde_talf.selector.network import Selector
 from nde_talf.selector.prices import LatencyTable
-from nde_talf.selector.roots import Roots
 
-TITLES = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
 FEWEST_PROMPTS, DECODING_SECONDS = 12, 165  # of evaluation.prompts=null
 
 
@@ -76,22 +55,22 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     models = load_drafted(config, folders)
     prompts, tuning, fixed = _prompts(config, pair, models)
-    made = _benches(config, folders, models, tuning, fixed)
+    made = benches(config, folders, models, tuning, fixed)
     for notice in _notices(config, next(iter(made.values())).assists):
         console.print(notice)
     plans = {}
-    records, seed = folder / "records.jsonl", config.seed + evaluation.seed
+    records = folder / "records.jsonl"
     blocks = [(prompt.id, prompt.kind, prompt.tokens) for prompt in prompts]
     with threads(evaluation.threads):
         for name, bench in made.items():
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
-            plan = plans[str(setting)] = plan_methods(bench, _groups(config))
+            plan = plans[str(setting)] = plan_methods(bench, method_groups(config))
             titles = {"setting": str(setting), **asdict(plan.titles)}
             write_json(folder / f"roles-{name}.json", titles)
             if len(plans) == 1:
                 blocks = blocks[: _affordable(config, folders, len(plan.methods))]
-            run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
+            run_benchmark(plan.methods, blocks, setting, records, config.seed)
         data = report_data(config, folders, list(read_records(records)), plans)
         write_report(data, folder)
         tracker.report(folder)
@@ -119,7 +98,7 @@ def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
     if evaluation.prompts or config.drafter == "nobody":
         return most
     table = LatencyTable.load(folders["latency"] / TABLE)
-    generations = methods * len(evaluation.settings) * evaluation.passes  # of each prompt
+    generations = methods * len(evaluation.settings)  # of each prompt
     token = float(table.plain(torch.tensor(table.contexts[:1])))
     seconds = generations * evaluation.new_tokens * token
     count = min(most, max(FEWEST_PROMPTS, int(DECODING_SECONDS / seconds)))
@@ -143,102 +122,24 @@ def _prompts(
     count = traced + evaluation.calibration_prompts
     tuning = pair.prompts("trace", count, "evaluation.calibration_prompts")[traced:]
     room, every = evaluation.new_tokens + MARGIN, prompts + tuning
-    check_prompts(every, models[0], room, min(model.max_context for model in models if model))
+    check_prompts(every, room, *filter(None, models))
     longest = max(len(prompt.tokens) for prompt in every)
     shapes = SHAPES[config.model.graphs](longest + room)
     return prompts, tuning, shapes if config.model.static_shapes else None
 
 
-def _benches(
-    config: Config,
-    folders: dict[str, Path],
-    models: tuple[CausalModel, CausalModel | None],
-    tuning: list[Prompt],
-    fixed: StaticShapes | None,
-) -> dict[str, Bench]:
-    """Make the parts of the methods of every sampling setting, by the setting's name."""
-    evaluation, groups, (target, draft) = config.evaluation, _groups(config), models
-    texts = [prompt.tokens for prompt in tuning]
-    drawn = read_draft_temperature(evaluation.draft_temperature)
-    roots, table = _labels_and_prices(config, folders) if draft else (None, None)
-    head = _beside(config, folders, target, fixed)
-    parts_by_setting = {}
-    for title in evaluation.settings:
-        setting = SETTINGS[title]
-        tuned = folders["evaluate"] / f"tuned-{title}.json"
-        bench = parts_by_setting[title] = Bench(
-            target=target,
-            draft=draft,
-            setting=setting,
-            tune=Tuner(tuned, evaluation.new_tokens, texts),
-            labels=StaticTrees.of(roots, table, setting),
-            draft_setting=drawn,
-            policy_setting=evaluation.draft_temperature,
-            fixed=fixed,
-            rules=config.selector.verifiers,
-            ngrams={NGRAM: evaluation.ngram},
-            head=head,
-            kinds=[prompt.kind for prompt in tuning],
-        )
-        if "selector" in groups and bench.labels:
-            names = config.selector.verifiers if setting.temperature else [bench.main]
-            exports = folders["selector"] / "export"
-            bench.selectors = {name: Selector.from_pretrained(exports / name) for name in names}
-        if "policies" in groups:
-            bench.policies = dict(_policies(evaluation, setting.temperature))
-    return parts_by_setting
-
-
-def _beside(
-    config: Config, folders: dict[str, Path], target: CausalModel, fixed: StaticShapes | None
-) -> Drafter | None:
-    """Load the head that is decoded beside a draft model, or where nothing is traced."""
-    if config.drafter == "head" or "head" not in _groups(config):
-        return None
-    return load_head_draft(folders["draft"] / "export", target).drafter(fixed)
-
-
-def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:
-    """Load the roots to learn from and the latency table, by which static trees are chosen."""
-    with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
-        roots, _ = roots_of(folders["traces"], config.traces.verifiers)
-    return roots, LatencyTable.load(folders["latency"] / TABLE)
-
-
-def _policies(
-    evaluation: EvaluationConfig, temperature: float
-) -> Iterator[tuple[str, tuple[TreePolicy, str]]]:
-    """List the policies by their titles in tables, such as "SALF (nodes=32)", with their rules."""
-    for name, options in evaluation.policies.items():
-        title = TITLES.get(name, name.replace("_", " ").capitalize())
-        if options:
-            title += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
-        yield title, (make_policy(name, options), default_verifier(name, temperature))
-
-
 def _without_labels(config: Config) -> str:
     """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
     names = {*config.evaluation.settings} - {*config.traces.settings}
-    missing = {"selector", "rules", "baselines"} & _groups(config)
+    missing = {"selector", "rules", "baselines"} & method_groups(config)
     if not names or not missing:
         return ""
     return f"{', '.join(names)} not traced, so no {', '.join(sorted(missing))} there"
 
 
-def _groups(config: Config) -> set[str]:
-    """Return the groups of methods that are compared with plain decoding.
-
-    Example: of selector, assisted and ngram, a run whose head drafts compares selector and ngram.
-    """
-    groups = {*config.evaluation.methods}
-    if config.drafter == "nobody":
-        return groups & {*WITHOUT_DRAFT}
-    return groups - {"assisted"} if config.drafter == "head" else groups
-
-
 def _notices(config: Config, assists: bool) -> Iterator[str]:
     """Name what was asked for and is left out, or is worse than it could be."""
-    groups, asked = _groups(config), config.evaluation.draft_temperature
+    groups, asked = method_groups(config), config.evaluation.draft_temperature
     if asked not in (AUTO, MATCH) and {"selector", "rules", "baselines"} & groups:
         yield (
             f"! evaluation.draft_temperature={asked}, but the labels that choose trees are of"
@@ -249,8 +150,8 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
         yield f"· no {', '.join(sorted(left_out))}: no draft model drafts here"
     if "assisted" in groups and not assists:
         yield (
-            "· no assisted: the output layers of target and draft have different numbers of rows,"
-            " which transformers' assisted generation takes for different tokenizers"
+            "· no assisted: transformers' assisted generation takes a draft model with as many"
+            " output rows as the target"
         )
     if note := _without_labels(config):
         yield f"! {note}: add them to traces.settings for labels."
@@ -259,36 +160,27 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
 def show(folder: Path) -> None:
     """Print the results of a finished evaluation."""
     console.print(Markdown((folder / "results.md").read_text("utf-8")))
-    console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
+    console.print(f"report: {folder / 'index.html'}")
 
 
 def report_data(
     config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
 ) -> ReportData:
     """Collect the report's content from records, plans and the stages' files."""
-    manifests = {
-        name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"
-    }
-    metrics = {name: manifest["metrics"] for name, manifest in manifests.items()}
     evaluation, machine = config.evaluation, _machine(config)
     measured = [
-        f"{len({record.prompt for record in records})} held-out prompts, {evaluation.passes}"
-        f" pass{'es' * (evaluation.passes > 1)}, up to {evaluation.new_tokens} tokens each",
+        f"{len({record.prompt for record in records})} held-out prompts, up to"
+        f" {evaluation.new_tokens} tokens each",
         "all trees are the draft head's" * (config.drafter == "head"),
         _without_labels(config),
     ]
-    head = metrics.get("draft", {})
     return ReportData.of(
         config.run,
         records,
         conditions(*machine),
         measured="; ".join(filter(None, measured)),
         titles={setting: plan.titles for setting, plan in plans.items()},
-        pair=metrics["pair"],
-        offline=metrics.get("selector", {}),
-        head=head,
         curves=_curves(config.selector.verifiers, folders),
-        stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment=environment(*machine),
     )
 
@@ -307,7 +199,7 @@ def _curves(selectors: Iterable[str], folders: dict[str, Path]) -> dict[str, dic
 def needs(config: Config) -> tuple[str, ...]:
     """Return the names of the stages that the evaluation needs."""
     of_drafter = OF_DRAFTER if config.drafter != "nobody" else ()
-    with_head = "head" in _groups(config) or config.drafter == "head"
+    with_head = "head" in method_groups(config) or config.drafter == "head"
     return ("pair", *of_drafter, *(("draft",) if with_head else ()))
 
 

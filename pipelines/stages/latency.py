@@ -37,7 +37,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     pair, traces, place = Pair(folders["pair"]), config.traces, folders["latency"] / TABLE
     models, prompts = load_drafted(config, folders), pair.every_prompt()
     room = max(traces.new_tokens, config.evaluation.new_tokens) + MARGIN
-    check_prompts(prompts, models[0], room, min(model.max_context for model in models))
+    check_prompts(prompts, room, *models)
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     with threads(config.evaluation.threads):

@@ -10,17 +10,8 @@ import torch
 from rich.text import Text
 from transformers import AutoModelForCausalLM
 
-from nde_talf.data.text.corpus import (
-    source_digest,
-)
-from nde_talf.data.text.pair import (
-    Pair,
-    check_prompts,
-    check_rows,
-    load_models,
-    spread,
-)
-from nde_talf.data.text.prompt_sets import first_of_each
+from nde_talf.data.text.corpus import source_digest
+from nde_talf.data.text.pair import Pair, check_prompts, check_rows, load_models, spread
 from nde_talf.data.text.settings import ANSWERS
 from nde_talf.decoding.common.checksums import check_checksums, write_export
 from nde_talf.decoding.common.progress import console, working
@@ -77,8 +68,8 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         check_rows(text.held_out, models[0])
     if config.stage == "all" and models:
         room = config.evaluation.new_tokens + MARGIN
-        check_prompts(text.prompts, models[0], room, context)
-    for kind, example in first_of_each(text.prompts).items():
+        check_prompts(text.prompts, room, *models)
+    for kind, example in {p.kind: p.text for p in reversed(text.prompts)}.items():
         framed(f"first prompt: {kind}", Text(shortened(example)))
     if model.trained:
         _train(config, folder, text, tracker)
@@ -107,12 +98,7 @@ def _places(model: ModelConfig) -> tuple[str, str | None]:
     return places["target"], places.get("draft")
 
 
-def _train(
-    config: Config,
-    folder: Path,
-    text: PairText,
-    tracker: Tracker,
-) -> None:
+def _train(config: Config, folder: Path, text: PairText, tracker: Tracker) -> None:
     """Train the target, and distil the draft from it.
 
     A finished model is loaded, an unfinished training resumed.

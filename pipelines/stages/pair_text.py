@@ -18,25 +18,11 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import first_token, user_turn
 from nde_talf.data.engines.transformers import TransformersEngine
 from nde_talf.data.text.conversation import USER, question_keys
-from nde_talf.data.text.corpus import (
-    load_documents,
-    load_mixture,
-    split_documents,
-)
-from nde_talf.data.text.pair import (
-    assign_splits,
-    load_models,
-    shipped_prompts,
-    shipped_rows,
-)
+from nde_talf.data.text.corpus import load_documents, load_mixture, split_documents
+from nde_talf.data.text.pair import assign_splits, load_models, shipped_prompts, shipped_rows
 from nde_talf.data.text.prompt_sets import load_sets
-from nde_talf.data.text.prompts import (
-    Prompt,
-    encode_prompts,
-    make_prompt,
-    prompts_from_documents,
-)
-from nde_talf.data.text.settings import ANSWERS, SELF, SELF_MADE, STANDARD_LIBRARY
+from nde_talf.data.text.prompts import Prompt, encode_prompts, make_prompt, prompts_from_documents
+from nde_talf.data.text.settings import ANSWERS, SELF, STANDARD_LIBRARY
 from nde_talf.data.text.shipped import is_shipped
 from nde_talf.data.text.templates import ChatTemplate
 from nde_talf.data.text.tokenizer import in_rows, pack, train_tokenizer
@@ -149,23 +135,18 @@ def _self_made(
 ) -> PairText:
     """Let the target write its prompts, or without a chat template all text, which it continues."""
     data, tokenizer = config.data, shared_tokenizer(config.model)
-    made, size = data.self_made, config.engine.batch
     chat = bool(tokenizer.chat_template)
     if chat and data.sets:
         return _empty_text(config)
     opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
     kind, most = ("questions", TURN) if chat else ("texts", config.model.length)
-    longest = min(made.tokens or most, context - len(opening.tokens))
-    texts = SelfMade(
+    longest = min(most, context - len(opening.tokens))
+    how, store = (
+        (opening, longest, config.engine.batch, config.seed),
         TraceStore(folder / kind, kind),
-        engine,
-        tokenizer,
-        opening,
-        SELF_MADE,
-        longest,
-        size,
-        config.seed,
-    ).texts(data.prompt_count if chat else made.count)
+    )
+    own = SelfMade(store, engine, tokenizer, *how)
+    texts = own.texts(data.prompt_count if chat else data.self_made.count)
     if not chat:
         begun = tokenizer.decode(opening.tokens)
         show(f"no chat template: the target writes text after {begun!r}", texts[:SHOWN])
@@ -190,8 +171,11 @@ def answering_engine(config: Config, target: CausalModel) -> TransformersEngine:
 
 
 def answers_type(config: Config) -> str:
-    """Return the type that answers to learn from are sampled in."""
-    return type_of_draft(config.engine.dtype, config.model.dtype, config.model.device)
+    """Return the type that answers to learn from are sampled in.
+
+    It is model.dtype, but bfloat16 in place of float32 where the machine multiplies it itself.
+    """
+    return type_of_draft("auto", config.model.dtype, config.model.device)
 
 
 def _empty_text(config: Config) -> PairText:

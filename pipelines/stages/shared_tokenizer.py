@@ -3,9 +3,7 @@
 from transformers import PreTrainedTokenizerBase
 
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
-from nde_talf.data.text.pair import (
-    check_tokenizers,
-)
+from nde_talf.data.text.pair import check_tokenizers
 from nde_talf.data.text.templates import ChatTemplate, check_ids, load_tokenizer
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.models.loading import read_config

@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     traces, model, folder = config.traces, config.model, folders["traces"]
     prompts = _prompts(traces, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config.engine, model, longest)
+    engine = chosen_engine(config.engine, model)
     shards, stores = units(prompts, traces), {"traces": folder}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {"trajectories": folder / "trajectories", **stores}
@@ -56,7 +56,8 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     head: Any = None
     if config.drafter == "head":
         head = partial(load_head_draft, folders["draft"] / "export")
-    make = partial(Tracer, folders["pair"], stores, traces, placed, engine, model.threads, head)
+    how = placed, engine, longest, model.threads, head
+    make = partial(Tracer, folders["pair"], stores, traces, *how)
     if todo:
         count = min(engine.workers, len(todo))
         with Workers(make, count, config.ray.address, engine.gpus or 0) as pool:
@@ -65,7 +66,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
             ((_, said),) = pool.map(_check_needs, [asked], 1)  # one task, one answer
             console.print(f"{engine.name}: {said}")
             _write(pool, shards, missing, stores)
-    store = _finished(stores, len(prompts))
+    store = _finished(stores["traces"])
     metrics = {"roots": store.roots, "shards": len(shards)}
     console.print(f"{store.roots} roots in {len(shards)} shards: {store.folder}/*.parquet")
     return metrics
@@ -82,13 +83,13 @@ def _prompts(traces: TracesConfig, pair: Pair) -> list[Prompt]:
     ]
 
 
-def _finished(stores: dict[str, Path], prompts: int) -> TraceStore:
+def _finished(folder: Path) -> TraceStore:
     """Return the store of the traces.
 
     Raises UserError if some of the shards that workers wrote are not seen here, or where no
     text is long enough to hold a root.
     """
-    store = TraceStore(stores["traces"])
+    store = TraceStore(folder)
     files = [name for name, entry in store.shards.items() if entry["rows"]]
     if lost := [name for name in files if not (store.folder / name).exists()]:
         raise UserError(
@@ -98,8 +99,8 @@ def _finished(stores: dict[str, Path], prompts: int) -> TraceStore:
         )
     if not store.roots:
         raise UserError(
-            f"the target ended its text at once after every one of {prompts} prompts: there is no"
-            " root to trace. Are these prompts complete texts already?"
+            "the target ended its text at once after every prompt: there is no root to trace. Are"
+            " these prompts complete texts already?"
         )
     return store
 
@@ -137,7 +138,7 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], left: float, folder: Pat
     models: Any = tracer.models
     (target, draft), config = models, tracer.config
     new_tokens = config.new_tokens + SUPER_TREE_DEPTH
-    check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
+    check_prompts(prompts, new_tokens, target, draft)
     roots = round(left * (config.roots("train") + config.roots("validation")))
     most = int(left * config.space(target.hidden_size, draft.hidden_size))
     if most > (free := shutil.disk_usage(folder).free):
@@ -150,11 +151,11 @@ def _check_needs(tracer: Tracer, prompts: list[Prompt], left: float, folder: Pat
     return f"up to {roots:,} roots, about {size(most)} of disk"
 
 
-def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> EngineConfig:
+def chosen_engine(asked: EngineConfig, model: ModelConfig) -> EngineConfig:
     """Return the engine that samples, with the GPUs of each Ray actor.
 
     It is the one asked for; with "auto" it is vLLM where that is installed and the device is the
-    first GPU, which vLLM takes. max_length: where none is asked for.
+    first GPU, which vLLM takes.
     """
     name, on_gpu = asked.name, model.device != "cpu"
     first = model.device in ("cuda", "cuda:0")
@@ -168,7 +169,7 @@ def chosen_engine(asked: EngineConfig, model: ModelConfig, max_length: int) -> E
         )
     shared = asked.tensor_parallel if name == "vllm" else 1
     gpus = shared * on_gpu if asked.gpus is None else asked.gpus
-    return replace(asked, name=name, max_length=asked.max_length or max_length, gpus=gpus)
+    return replace(asked, name=name, gpus=gpus)
 
 
 STAGE = Stage(

@@ -259,7 +259,6 @@ def _leg(
         f" {settings.batch * rows.shape[1]:,}; this leg: at most {config.hours:g} hours. Two quiet"
         " cores of a server train a target on 2,500 to 3,500 tokens/s, 9M to 12M an hour. To pause:"
         f" touch {pause}",
-        soft_wrap=True,
     )
     held_out = {domain: each[::2] for domain, each in text.held_out.items()}
     leg = Leg(folder, pause, config.hours, 360 * config.hours, held_out, text.bits_a_byte)

@@ -166,7 +166,7 @@ class Leg(pl.Callback):
         with (self.state / CURVES).open("a") as file:
             file.write(json.dumps(row) + "\n")
         module.log_dict(figures)
-        console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()), soft_wrap=True)
+        console.print(" ".join(f"{k} {v:.4g}" for k, v in row.items()))
         self.evaluated = time.time()
 
 

@@ -120,7 +120,7 @@ def too_long(engine, settings, prompts):
 
 if __name__ == "__main__":
     folder, prompts, settings, draws = json.load(open(sys.argv[1]))
-    engine = VLLMEngine(folder, "float32", EngineConfig(max_length=64))
+    engine = VLLMEngine(folder, "float32", EngineConfig(), 64)
     settings = [SamplingSetting(*setting) for setting in settings]
     sampled = {
         "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
@@ -153,7 +153,7 @@ def test_vllm_agrees_with_torch(model, tmp_path, monkeypatch):
     assert len({tuple(row) for row in first}) == len(first), (
         "requests must not share random numbers"
     )
-    assert "engine.max_length" in sampled["too_long"]
+    assert "sequences of 64 tokens" in sampled["too_long"]
     lengths = [len(prompt) for prompt in PROMPTS[:2] for _ in range(DRAWS)]
     for setting, texts in zip(SETTINGS, sampled["drawn"], strict=True):
         # An end of text is dropped from a text.

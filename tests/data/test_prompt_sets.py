@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer
 
 from nde_talf.data.text.pair import assign_splits
-from nde_talf.data.text.prompt_sets import first_of_each, load_sets
+from nde_talf.data.text.prompt_sets import load_sets
 from nde_talf.data.text.prompts import Prompt, encode_prompts, one_id_a_group
 from nde_talf.data.text.settings import PromptPart, PromptSet
 from nde_talf.data.text.tokenizer import train_tokenizer
@@ -87,7 +87,6 @@ def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
     prompts = load_sets(sets, 18, 0, tokenizer)
     assert [p.kind for p in prompts] == names * 6
     assert prompts == load_sets(sets, 18, 0, tokenizer) != load_sets(sets, 18, 1, tokenizer)
-    assert list(first_of_each(prompts)) == names
 
 
 def test_windows_of_one_document_are_on_one_side():

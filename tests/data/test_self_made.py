@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from nde_talf import SamplingSetting
 from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import Opening, first_token, user_turn
 from nde_talf.data.text.tokenizer import train_tokenizer
@@ -90,7 +89,7 @@ def made(folder, tokenizer, texts, size=3):
     closing = "<|im_end|>"
     opening = Opening([1, 2], (tokenizer.convert_tokens_to_ids(closing),), closing)
     store = TraceStore(folder, "questions")
-    own = SelfMade(store, lambda: engine, tokenizer, opening, SamplingSetting(), 120, size, 0)
+    own = SelfMade(store, lambda: engine, tokenizer, opening, 120, size, 0)
     return own, engine
 
 

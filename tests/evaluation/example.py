@@ -3,7 +3,7 @@
 from nde_talf import SamplingSetting
 from nde_talf.decoding.step import PHASES
 from nde_talf.evaluation.benchmark import Record, read_records, run_benchmark
-from nde_talf.evaluation.methods import Role, Titles
+from nde_talf.evaluation.plan import Role, Titles
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, SELECTOR, STATIC_TREE
 from nde_talf.evaluation.report_data import ReportData
 
@@ -29,7 +29,6 @@ def methods(calls=None, fail_at=None, twin=100):
                 name,
                 task.prompt,
                 task.kind,
-                pass_=task.pass_,
                 tokens=20,
                 steps=steps,
                 nodes=5 * steps,
@@ -59,8 +58,6 @@ def records(folder, **options):
 def everything(measured):
     """A report with every part filled."""
     setting, export = str(SETTING), "SpecInfer + selector: static (1, 0, 4)"
-    figures = {"selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0], "same_half": [1.2, 0, 0]}
-    offline = {"settings": {"temperature 0.6, top-p 1": figures}, "all": figures}
     roles = {SELECTOR.format("traversal"): NDE, STATIC_TREE.format("traversal"): STATIC}
     titles = Titles(
         same={"BV (1, 0, 4)": STATIC, export: "SpecInfer (1, 0, 4)"},
@@ -71,11 +68,7 @@ def everything(measured):
     parts = {
         "measured": "5 held-out prompts",
         "titles": {setting: titles},
-        "pair": {"overlap": {"1.0": 0.8125}},
-        "offline": {"traversal": {"measured": offline}},
-        "head": {"agreement": [0.5, 0.4]},
         "curves": {"target": {"loss": [(0, 3.0), (10, 2.0)]}},
-        "stages": {"pair": 12.0},
         "environment": {"date": "2026-01-01", "command": "python -m pipelines.run run=x"},
     }
     conditions = "batch size 1, float32, a machine"

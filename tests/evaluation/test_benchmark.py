@@ -10,12 +10,13 @@ from nde_talf.evaluation.protocol import BASELINE
 from tests.evaluation.example import PROMPTS, SETTING, methods
 
 
-def test_every_pass_goes_over_all_prompts_with_seeds_and_an_order_of_its_own(tmp_path):
+def test_every_prompt_has_a_seed_and_an_order_of_its_own(tmp_path):
     calls = []
     path = tmp_path / "records.jsonl"
-    run_benchmark(methods(calls), PROMPTS, SETTING, path, seed=3, passes=2)
-    counts = Counter(record.block for record in read_records(path))
-    assert counts == {(prompt, number): 4 for prompt, *_ in PROMPTS for number in (0, 1)}
+    prompts = [*PROMPTS, *((f"again {name}", *rest) for name, *rest in PROMPTS)]
+    run_benchmark(methods(calls), prompts, SETTING, path, seed=3)
+    counts = Counter(record.prompt for record in read_records(path))
+    assert counts == {prompt: 4 for prompt, *_ in prompts}
     blocks = [calls[i : i + 4] for i in range(4, len(calls), 4)]  # behind the warm-up
     seeds = [{seed for *_, seed in block} for block in blocks]
     assert [len(block) for block in seeds] == [1] * 10 and len(set.union(*seeds)) == 10

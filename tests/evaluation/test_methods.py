@@ -13,13 +13,10 @@ from nde_talf import (
     Selector,
 )
 from nde_talf.decoding.actions import TREE_INDEX, canonical
+from nde_talf.evaluation.bench import Bench
 from nde_talf.evaluation.benchmark import Task
-from nde_talf.evaluation.methods import (
-    Bench,
-    Plan,
-    plan_methods,
-    selector_title,
-)
+from nde_talf.evaluation.methods import plan_methods, selector_title
+from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, STATIC_TREE
 from nde_talf.evaluation.static_trees import PICKED, StaticTrees, picked
 from nde_talf.evaluation.tuning import WARM_UP, Candidate, Method, Tuner, read_tuned
@@ -146,7 +143,7 @@ def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_p
         bench,
         GREEDY,
         policies={"Beam": (Beam(k=3, depth=3, nodes=6), "nss"), "DySpec": (DySpec(6), "greedy")},
-        policy_setting="0.3",
+        draft_setting="0.3",
     )
     plan = plan_methods(greedy, {"selector", "rules", "baselines", "policies"})
     names = list(plan.methods)

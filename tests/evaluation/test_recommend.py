@@ -42,16 +42,16 @@ def roots(count=80, lengths=(3, 3)):
 
 def test_the_best_length_is_the_one_that_pays():
     """By hand: 4 tokens in 1.3 s; where 4 rows take 8 s, plain decoding is faster."""
-    best = recommend(roots(), roots(40, (2, 2)), TABLE, "standard")
+    best = recommend(roots(), roots(40, (2, 2)), TABLE)
     assert best.tree == Action(1, 0, 3)
     # Of three tokens on even prompts and none on odd ones, 2 drafted are best for both: (1.2 / 3 +
     # 1.2) / 2 = 0.8 s a token.
-    uneven = recommend(roots(lengths=(3, 0)), roots(), TABLE, "standard")
+    uneven = recommend(roots(lengths=(3, 0)), roots(), TABLE)
     assert uneven.tree == Action(1, 0, 2)
     # on the other roots, of which two tokens are accepted
     assert best.block_efficiency == pytest.approx(3)
     assert best.tokens_per_second == best.speedup == pytest.approx([3 / 1.3] * 3)
-    plain = recommend(roots(), roots(), DEAR, "standard")
+    plain = recommend(roots(), roots(), DEAR)
     assert plain.tree == NONE and plain.tokens_per_second == plain.speedup == [1, 1, 1]
 
 
@@ -59,8 +59,8 @@ def test_settings_are_one_traffic_and_labels_that_are_not_there_are_named():
     both = replace(roots(), settings=[(0.6, 1.0), (1.0, 1.0)], setting=torch.arange(80) % 2)
     assert len(one_traffic(both, ["t0.6"])) == 40 and len(one_traffic(both, ["t1.0", "t0.6"])) == 80
     assert int(one_traffic(both, ["t1.0"]).setting.max()) == 0
-    with refusal("rejection=block: the traces hold no labels of traversal or gbv"):
-        recommend(roots(), roots(), TABLE, "block")
+    with refusal("the traces hold no labels of naivetree or specinfer"):
+        recommend(replace(roots(), samples={}), roots(), TABLE)
 
 
 METHOD = draft_method("draft", 1)
@@ -68,21 +68,15 @@ PROBABILISTIC = {"draft_sample_method": "probabilistic"}
 
 
 @pytest.mark.parametrize(
-    ("length", "rule", "setting", "added"),
+    ("length", "setting", "added"),
     [
-        (3, "standard", 0.6, {"num_speculative_tokens": 3} | PROBABILISTIC),
-        (2, "block", 0.0, {"num_speculative_tokens": 2}),
-        (
-            2,
-            "block",
-            0.6,
-            {"num_speculative_tokens": 2, "rejection_sample_method": "block"} | PROBABILISTIC,
-        ),
+        (3, 0.6, {"num_speculative_tokens": 3} | PROBABILISTIC),
+        (2, 0.0, {"num_speculative_tokens": 2}),
     ],
 )
-def test_vllms_configuration(length, rule, setting, added):
-    assert vllm_config(METHOD, length, rule, [SamplingSetting(setting)]) == METHOD | added
-    assert vllm_config(METHOD, 0, rule, SAMPLED) is None
+def test_vllms_configuration(length, setting, added):
+    assert vllm_config(METHOD, length, [SamplingSetting(setting)]) == METHOD | added
+    assert vllm_config(METHOD, 0, SAMPLED) is None
 
 
 IN_VLLM = """
@@ -113,7 +107,7 @@ if __name__ == "__main__":
 def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     """Alone and beside three others a request gets the same greedy text, with drafts."""
     pytest.importorskip("vllm")
-    vllm = vllm_config(draft_method("", 1), 3, "standard", SAMPLED)
+    vllm = vllm_config(draft_method("", 1), 3, SAMPLED)
     loaded = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
     assert loaded["texts"][1][0] == loaded["texts"][0][0]
     assert 0 < loaded["drafts"][0] < loaded["drafts"][1]

@@ -14,8 +14,9 @@ from nde_talf.decoding.names import LABELLED
 from nde_talf.decoding.registry import POLICIES, VERIFIERS
 from nde_talf.decoding.verifier import check_compatible
 from nde_talf.pipelines.commands.generate import GenerateConfig, TargetConfig
+from nde_talf.pipelines.commands.stream import prompt_of, stream
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
-from nde_talf.pipelines.runs.decoder import make_decoder, prompt_of, stream
+from nde_talf.pipelines.runs.decoder import make_decoder
 from nde_talf.pipelines.runs.finished import NoRun, Run
 from nde_talf.pipelines.runs.run_models import pair_of
 
@@ -47,7 +48,7 @@ def test_names_that_are_checked_without_torch_are_the_names_there_are():
 def test_a_model_without_a_run_is_decoded_by_n_grams():
     where = pair_of(Run("small", "")).where("target")
     config = GenerateConfig(prompt="x", model=TargetConfig(target=where))
-    assert make_decoder(config, NoRun(where), None).policy.trees == "top_k"
+    assert make_decoder(config, NoRun(where)).policy.trees == "top_k"
 
 
 def test_an_answer_begins_on_a_line_of_its_own_and_its_end_is_not_shown(tmp_path, capsys):
@@ -58,7 +59,7 @@ def test_an_answer_begins_on_a_line_of_its_own_and_its_end_is_not_shown(tmp_path
     tokenizer.chat_template = "{% for turn in messages %}{{ turn.content }}:{% endfor %}"
     tokenizer.save_pretrained(where)
     config = GenerateConfig(prompt="def f(x)", temperature=0.0, new_tokens=6)
-    decoder = make_decoder(config, NoRun(str(where)), None)
+    decoder = make_decoder(config, NoRun(str(where)))
     prompt = tokenizer("def f(x):")["input_ids"]
     *said, end = decoder.generate(prompt, 6, config.setting, Rng.seeded(0)).tokens
     assert end not in said

@@ -15,11 +15,11 @@ import pytest
 from nde_talf.data.dialogues.read import read_dialogues
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.text.corpus import load_table
-from nde_talf.data.text.recognise import question_template
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.pipelines.config.checks import check_config
 from nde_talf.pipelines.config.command_line import composed
 from nde_talf.pipelines.config.own_data import fit, in_full
+from nde_talf.pipelines.config.own_files import question_template
 from nde_talf.pipelines.config.schema import Config
 from nde_talf.pipelines.run import run
 from nde_talf.pipelines.runs.record import completed, merged
@@ -93,7 +93,7 @@ def test_counts_and_splits_follow_the_file(name, tmp_path):
 @pytest.mark.parametrize("row,template", TABLES["columns"])
 def test_columns_are_known_by_their_names(row, template, tmp_path):
     rows = load_table(write(tmp_path, "p.jsonl", [row]))
-    assert question_template(rows, "file", "key") == template
+    assert question_template(rows.column_names, "file", "key") == template
 
 
 @pytest.mark.slow

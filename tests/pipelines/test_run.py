@@ -73,11 +73,11 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     here = ["run=default", f"paths.checkpoints={folder}/checkpoints"]
     asked = [f"prompt={prompt}", f"drafter={drafter}", "new_tokens=20", *here]
     asked.append(f"policy={policy}" if policy else "compare=true")
-    done = finish("nde_talf.pipelines.commands.generate", asked)
+    done = finish("nde_talf.cli", ["generate", *asked])
     assert done.returncode == 0, said(done)
     assert done.stdout.startswith(prompt) and "tokens a target pass" in done.stdout
     assert policy or "times as fast as autoregressive decoding" in done.stdout
-    again = finish("nde_talf.pipelines.commands.generate", [*asked, "model.static_shapes=true"])
+    again = finish("nde_talf.cli", ["generate", *asked, "model.static_shapes=true"])
     assert done.stdout.split("\n\n")[0] in again.stdout  # the same text, of static shapes too
 
 

@@ -154,10 +154,10 @@ def test_a_target_over_several_devices_has_no_head_and_is_torchs(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "vllm")
     places = ("cuda", "auto"), ("cuda", None), ("cuda:1", None)
     models = [ModelConfig(device=device, device_map=spread) for device, spread in places]
-    names = [chosen_engine(config.engine, model, 9).name for model in models]
+    names = [chosen_engine(config.engine, model).name for model in models]
     assert names == ["transformers", "vllm", "transformers"]
     with refusal("CUDA_VISIBLE_DEVICES"):
-        chosen_engine(replace(config.engine, name="vllm"), models[2], 9)
+        chosen_engine(replace(config.engine, name="vllm"), models[2])
 
 
 def test_a_head_that_vllm_has_no_layer_for_is_told(capsys):
