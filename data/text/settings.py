@@ -126,6 +126,8 @@ class SelfMadeConfig:
 
     count: Annotated[int, Field(ge=2, le=MANY)] = 1000
     """Dialogues that a chat model makes, or texts that a base model writes, to learn from."""
+    tokens: Tokens | None = None
+    """Tokens of a user's turn or a text, at most; null: 128 of a turn, model.length of a text."""
 
 
 @settings("data")

@@ -120,6 +120,8 @@ class GenerateConfig(DecodingConfig):
     """Text to continue; where the tokenizer has a chat template, the user's question. Empty: a
     held-out prompt of the run, another one for another seed.
     """
+    chat: bool = True
+    """Put the prompt into the tokenizer's chat template where there is one."""
     compare: bool | None = None
     """Measure the same prompt against autoregressive decoding afterwards; null: with run=small."""
     model: TargetConfig = field(default_factory=lambda: TargetConfig(threads=1))

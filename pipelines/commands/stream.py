@@ -79,7 +79,7 @@ def prompt_of(
         held_out = pair_of(run).of_split("test")
         one = held_out[config.seed % len(held_out)]
         return one.text, one.tokens
-    if tokenizer.chat_template:
+    if config.chat and tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
         chat = ChatTemplate(tokenizer, "prompt").render(turn, add_generation_prompt=True)
         return f"{text}\n", tokenizer(chat, add_special_tokens=False)["input_ids"]

@@ -142,7 +142,7 @@ class SelfMade:
 def _unusable(share: str, reasons: Counter[str]) -> str:
     advice = "Give data of your own (data=prompts.jsonl)"
     if reasons[UNFINISHED] * 2 > reasons.total():
-        advice += "; its turns are long"
+        advice += ", or raise data.self_made.tokens if its turns are long"
     return (
         f"data=self: {share} texts that the target wrote can be used{and_skipped(reasons)}."
         f" {advice}."

@@ -74,7 +74,7 @@ def test_a_base_model_writes_text_and_prompts_are_cut_from_what_is_held_out(targ
     (folder / "chat_template.jinja").unlink()
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
-    options = {"data.prompt_tokens": "[2,40]", "data.held_out": 0.4, "model.length": 48}
+    options = {"data.prompt_tokens": "[2,40]", "data.held_out": 0.4, "data.self_made.tokens": 48}
     options |= {"data.self_made.count": 6 * COUNT, "data.prompt_count": 4}
     config = configured(folder, **options)
     assert asked_dialogues(config, tokenizer) is config.dialogues
