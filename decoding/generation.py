@@ -68,37 +68,6 @@ class Generation:
         """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
         return self.recorded[: len(self.tokens)]
 
-    def acceptance(self) -> dict[str, Any]:
-        """Summarise what was accepted, in the JSON shape of vLLM's `SpeculativeDecodingMetrics`.
-
-        Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1,
-        0, 1].
-
-        Returns:
-            mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted
-            tokens over its nodes), acceptance_histogram (by number of accepted tokens, how many
-            steps), acceptance_per_position (by position of a draft, the fraction of steps that
-            accepted it; not in vLLM's shape), num_spec_steps, num_accepted_draft_tokens,
-            num_draft_tokens, num_spec_tokens (the largest draft of a step, of a tree all its nodes
-            but the root).
-        """
-        steps = self.steps
-        accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
-        counts, largest = Counter(accepted), max(drafted, default=0)
-        histogram = [counts[number] for number in range(largest + 1)]
-        return {
-            "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
-            "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
-            "acceptance_histogram": histogram,
-            "acceptance_per_position": [
-                sum(histogram[at + 1 :]) / len(steps) for at in range(max(accepted, default=0))
-            ],
-            "num_spec_steps": len(steps),
-            "num_accepted_draft_tokens": sum(accepted),
-            "num_draft_tokens": sum(drafted),
-            "num_spec_tokens": largest,
-        }
-
     @property
     def block_efficiency(self) -> float:
         """Mean tau + 1 over the steps."""

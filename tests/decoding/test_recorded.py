@@ -5,12 +5,10 @@ import torch
 from nde_talf import (
     Action,
     Delayed,
-    Generation,
     LMDrafter,
     Rng,
     SamplingSetting,
     SpeculativeDecoder,
-    Step,
 )
 from nde_talf.decoding.sampling.logits_processing import LogitsProcess
 from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
@@ -44,19 +42,3 @@ def test_log_probabilities_and_logits_are_those_of_a_plain_pass():
         torch.stack(texts["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4
     )
     assert len(with_logprobs.logprobs) == 20 and any(step.tau for step in with_logprobs.steps)
-
-
-def test_acceptance_has_the_shape_of_vllms_metrics():
-    steps = [Step([5, 6], 4, {}), Step([7, 8, 9, 1], 4, {}), Step([2], 3, {})]
-    assert Generation(steps=steps).acceptance() == {
-        "mean_acceptance_length": 1 + 4 / 3,
-        "draft_acceptance_rate": 4 / 8,
-        "acceptance_histogram": [1, 1, 0, 1],
-        "acceptance_per_position": [2 / 3, 1 / 3, 1 / 3],
-        "num_spec_steps": 3,
-        "num_accepted_draft_tokens": 4,
-        "num_draft_tokens": 8,
-        "num_spec_tokens": 3,
-    }
-    empty = Generation().acceptance()
-    assert empty["mean_acceptance_length"] == 1 and empty["acceptance_histogram"] == [0]
