@@ -52,21 +52,13 @@ class Generation:
 
     prefill_seconds: until the first token, which the prefill gives; steps: everything after. The
     last step is complete even where `tokens` was cut at the most tokens asked for; it ends at a
-    stop token, since what a pass gives after that is no text. recorded: of every token that a
-    decoder with `record` committed, in the order of `tokens`, what `Record` says; where `tokens`
-    was cut there are more.
+    stop token, since what a pass gives after that is no text.
     """
 
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     prefill_seconds: float = 0.0
     peak_bytes: int = 0
-    recorded: list[Any] = field(default_factory=list)
-
-    @property
-    def logprobs(self) -> list[float]:
-        """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
-        return self.recorded[: len(self.tokens)]
 
     @property
     def block_efficiency(self) -> float:
@@ -164,8 +156,7 @@ class Stream:
                 else:
                     generation.prefill_seconds = step.seconds["other"]
                     generation.peak_bytes = peak_bytes(device)
-                generation.recorded += step.recorded
-                step.recorded, accepted = [], step.tau
+                accepted = step.tau
                 step.tokens = up_to_end(step.tokens, self.stop_tokens)
                 tokens = step.tokens[: self.max_new_tokens - len(generation.tokens)]
                 generation.tokens += tokens
