@@ -207,3 +207,11 @@ class NativeForward(FusedPass):
                 streams.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *streams], -1) if streams else hidden).view(batch, count, -1)
+
+
+@family("gemma2")
+@family("gemma3_text")
+class GemmaForward(NativeForward):
+    """Norms multiply by 1 + w."""
+
+    added = True
