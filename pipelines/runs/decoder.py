@@ -20,7 +20,6 @@ from nde_talf.decoding.common.progress import console, track
 from nde_talf.decoding.drafters.base import Drafter
 from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.drafters.ngram import NgramDrafter
-from nde_talf.decoding.drafters.ngram import statistics as matches
 from nde_talf.decoding.generation import Generation
 from nde_talf.decoding.loop import SpeculativeDecoder
 from nde_talf.decoding.models.causal_model import CausalModel
@@ -313,7 +312,7 @@ def statistics(generation: Generation, drafter: Drafter | None, compared: bool) 
     """Format one line of figures of a generation.
 
     They are speed (unless it is `compared` after), tokens a target pass, tree size, fractions of
-    the time, memory, and what n-grams drafted.
+    the time, memory, and how often n-grams were accepted.
     """
     stats, decode = generation.stats, generation.decode_seconds
     parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
@@ -326,10 +325,9 @@ def statistics(generation: Generation, drafter: Drafter | None, compared: bool) 
             f"{stats.mean_nodes:.1f} nodes a tree",
             ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in phases),
         ]
-    if sizes := matches(drafter):
-        acceptances = ", ".join(
-            f"{tested.accepted} of {tested.drafted} at {size}" for size, tested in sizes.items()
-        )
+    if isinstance(drafter, NgramDrafter) and drafter.tested:
+        sizes = sorted(drafter.tested.items())
+        acceptances = ", ".join(f"{one.accepted} of {one.nodes} at {size}" for size, one in sizes)
         parts.append(f"n-grams accepted by tokens matched: {acceptances}")
     parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
     colours = " Green: accepted drafts; yellow: the target's own." if console.color_system else ""
