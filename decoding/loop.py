@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.common.arguments import Positive, checked, instance
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.drafters.base import Drafter
@@ -74,8 +74,8 @@ class SpeculativeDecoder:
     timed: bool = False
     """Wait for the device after every phase, so that each is charged its own work."""
     clock: Callable[[], float] = time.perf_counter
-    process: Any = None
-    """A `LogitsProcess`, which changes logits by the text before them."""
+    process: LogitsProcess | None = None
+    """Changes logits by the text before them."""
 
     def __post_init__(self) -> None:
         target, drafter = self.target, self.drafter
@@ -115,8 +115,6 @@ class SpeculativeDecoder:
             )
         if self.static:
             self.static.check_layers(target, self.layers)
-        if self.process is not None:
-            instance("process", self.process, LogitsProcess)
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
