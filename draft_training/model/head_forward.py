@@ -21,7 +21,7 @@ class HeadForward(FusedPass):
     """`EagleHead.forward` with fused weights and without gradients."""
 
     def __init__(self, head: EagleHead):
-        self.head = head
+        self.head, self.added = head, FAMILIES[head.family.name].added
         self.way = head.target.native.way if head.target.native else "plain"
         super().__init__(head)
 
@@ -30,8 +30,7 @@ class HeadForward(FusedPass):
         heads, shared = config.num_attention_heads, config.num_key_value_heads
         self.groups = heads // shared
         product = partial(linear, way=self.way)
-        added = FAMILIES[head.family.name].added
-        self.layer = DecoderLayer(head.layers[0], heads, shared, added, FULL, product=product)
+        self.layer = DecoderLayer(head.layers[0], heads, shared, self.added, FULL, product=product)
         kind = FULL if isinstance(head.rotary.rope_type, dict) else None
         self.tables = {FULL: RotaryTable(head.rotary, kind, head.fc.weight.detach()[:1])}
         return self.layer.parts

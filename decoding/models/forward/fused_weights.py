@@ -66,10 +66,13 @@ class FusedPart:
 
     Attributes:
         tensors: the weights that are used, as far as torch can read them.
+        copies: (the weights that are used, the module's) where the first are no view of the
+            second.
         samples: a few numbers of each matrix that was packed, as views of the module's own.
     """
 
     tensors: Sequence[Tensor] = ()
+    copies: Sequence[tuple[Tensor, Tensor]] = ()
     samples: Sequence[Tensor] = ()
 
 

@@ -29,11 +29,14 @@ from nde_talf.decoding.registry import family
 class FusedPass:
     """A pass over `modules`, with weights that are fused.
 
-    Weights may be changed in place at any time: fused ones are views. Where parameters or modules
-    were replaced or moved by the start of a sequence, or samples of packed matrices differ, all are
-    fused again. So a sequence never begins with older weights.
+    Weights may be changed in place at any time: fused ones are views, and the few that are copies
+    (`Norm.copies`) are taken anew at the start of every sequence. Where parameters or modules were
+    replaced or moved by then, or samples of packed matrices differ, all are fused again. So a
+    sequence never begins with older weights.
     """
 
+    added: bool
+    """Norms multiply by 1 + w."""
     tables: dict[str, RotaryTable]
     """Rotary positions, by kind of layer."""
 
@@ -49,6 +52,7 @@ class FusedPass:
         inside = next(self._roots[0].parameters()).is_inference()
         with torch.inference_mode(inside), torch.no_grad():
             parts = self._parts()
+        self._copies = [pair for part in parts for pair in part.copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._samples = [sample for part in parts for sample in part.samples]
         torch.cuda.empty_cache()  # what the parts took is in pieces too small for what is fused
@@ -79,6 +83,9 @@ class FusedPass:
                         f" has no native forward pass any more: {error}. Make a CausalModel of it"
                         " again."
                     ) from error
+            else:
+                for copy, source in self._copies:
+                    copy.copy_(source.float() + 1 if self.added else source)
             if cache is not None and cache.capacity is not None:
                 for table in self.tables.values():
                     table.reach(cache.capacity)
