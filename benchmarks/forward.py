@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from benchmarks.timing import interleaved, report
 from nde_talf.decoding.models.causal_model import CausalModel
-from nde_talf.decoding.models.forward.cpu_products import ROWS, fastest
+from nde_talf.decoding.models.forward.cpu_products import MANY, ROWS, fastest
 from nde_talf.decoding.models.forward.onednn import has_onednn
 from nde_talf.decoding.models.loading import architecture
 from nde_talf.decoding.models.tree_session import TreeSession
@@ -129,7 +129,7 @@ def by_rows(
     """Rows of a table and its notes: passes by context and number of rows."""
     table, notes, read = [], [], reading(models["plain"])
     chosen = fastest(models["plain"].module, packs=True)
-    several = chosen.removesuffix("-many")
+    several = chosen.removesuffix(MANY)
     for context in contexts:
         one = 0.0
         sessions = {way: session_after(model, context, 32) for way, model in models.items()}
@@ -151,7 +151,7 @@ def by_rows(
 def passes_by_rows(options: argparse.Namespace, logits: bool = True) -> None:
     table: list[list] = []
     notes: list[str] = []
-    ways = ["plain", *(["packed"] if has_onednn() else [])]
+    ways = ["plain", *(["onednn", "packed"] if has_onednn() else [])]
     ways = ["transformers", *ways] if logits else ways
     with TemporaryDirectory() as folder:
         for dtype in options.dtypes:

@@ -11,7 +11,7 @@ ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Types of a model's weights."""
-PRODUCTS = ("auto", "plain", "packed", "packed-many")
+PRODUCTS = ("auto", "plain", "onednn", "packed", "onednn-many", "packed-many")
 """Ways of multiplying with large matrices on a CPU, see `forward.onednn`."""
 GRAPHS = ("compiled", "recorded")
 """Ways of making CUDA graphs of passes of static shapes, see `recorded_step.SHAPES`."""

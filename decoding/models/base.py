@@ -43,7 +43,7 @@ class Model:
         owned: False: somebody else uses the model too, perhaps in other threads. Nothing of it
             is written to: its generation_config, its mode, the place of its weights, and whether
             they want gradients.
-        products: how large matrices are multiplied on a CPU: "plain", "packed" or "packed-many"
+        products: how large matrices are multiplied on a CPU: "plain", "onednn", "packed" and so on
             (see `forward.onednn`), or "auto", the fastest by timing.
         packs: whether "auto" may choose packed ones, a copy of the weights.
 

@@ -93,8 +93,8 @@ class LoadingConfig:
     (docs/models.md).
     """
     products: Annotated[str, one_of(PRODUCTS)] = "auto"
-    """Way of multiplying large matrices on a CPU: plain (torch's way), packed, packed-many (for two
-    rows and more), or auto, the fastest by timing (docs/models.md).
+    """Way of multiplying large matrices on a CPU: plain (torch's way), onednn, packed, one of these
+    for two rows and more (packed-many), or auto, the fastest by timing (docs/models.md).
     """
     static_shapes: bool = False
     """Passes of fixed shapes where text is decoded, as CUDA graphs need them (docs/decoding.md)."""

@@ -14,7 +14,7 @@ from tests.decoding.families import FAMILIES, module
 from tests.refusal import refusal
 
 needs_onednn = pytest.mark.skipif(not onednn.has_onednn(), reason="this torch has no oneDNN")
-WAYS = ("plain", "packed", "packed-many")
+WAYS = ("plain", "onednn", "packed", "onednn-many", "packed-many")
 
 
 @pytest.fixture
@@ -92,12 +92,14 @@ def test_the_fastest_way_is_remembered_and_a_users_module_is_not_packed(
     all_are_large, tmp_path, monkeypatch
 ):
     model = module(*FAMILIES["llama-3"])
+    assert fastest.fastest(model) in ("plain", "onednn", "onednn-many")
     assert fastest.fastest(model, packs=True) in WAYS
-    (file,) = (tmp_path / "cache/nde-talf").glob("products-*.json")
+    files = list((tmp_path / "cache/nde-talf").glob("products-*.json"))
+    assert len(files) == 2
     monkeypatch.setattr(fastest, "_times", None)  # nothing is timed again
-    file.write_text('{"way": "packed-many"}')
-    assert fastest.fastest(model, packs=True) == "packed-many"
-    assert fastest.fastest(model) == "plain"
+    for file in files:
+        file.write_text('{"way": "onednn-many"}')
+    assert fastest.fastest(model, packs=True) == "onednn-many"
 
 
 def test_every_shape_of_the_layers_is_timed(monkeypatch):
@@ -108,7 +110,7 @@ def test_every_shape_of_the_layers_is_timed(monkeypatch):
 
 @needs_onednn
 def test_one_row_goes_plainly_where_that_is_faster(all_are_large, monkeypatch):
-    times = [1.0, 4.0], [1.3, 2.0]
+    times = {"plain": [1.0, 4.0], "packed": [1.3, 2.0]}
     monkeypatch.setattr(fastest, "_times", lambda *_: times)
     assert fastest.fastest(module(*FAMILIES["llama-3"]), packs=True) == "packed-many"
     parts = linears(2, True)
@@ -130,8 +132,10 @@ def test_a_way_that_cannot_multiply_the_weights_is_not_chosen(all_are_large, mon
         raise RuntimeError("bf16 path needs the cpu support avx512")
 
     monkeypatch.setattr(fastest, fails, refuse)
+    left = {"plain", "onednn"} if fails == "packed" else {"plain"}
+    assert set(fastest._times([torch.ones(24, 24)], True)) == left
     model = CausalModel(module(*FAMILIES["llama-3"]), packs=True)
-    assert model.native.way == "plain"
+    assert not model.native.way.startswith("packed")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -155,5 +159,5 @@ def test_without_onednn_products_are_plain_and_others_are_refused(all_are_large,
     assert CausalModel(model).native.way == "plain"
     with refusal("oneDNN has no"):
         fastest.fastest(model, "packed")
-    with refusal("choose one of auto, plain, packed"):
+    with refusal("choose one of auto, plain, onednn, packed"):
         fastest.fastest(model, "fast")

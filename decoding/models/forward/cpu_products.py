@@ -23,6 +23,7 @@ from nde_talf.decoding.models.forward.fused_weights import LEAST
 from nde_talf.decoding.models.forward.onednn import has_onednn, in_blocks, packed
 from nde_talf.decoding.names import PRODUCTS
 
+MANY = "-many"
 ROWS = (1, 5, 9, 16, 32)
 """Numbers of rows that are timed: one token, and trees as they are drafted."""
 SECONDS = 0.8
@@ -53,11 +54,11 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
     if asked != "auto":
         return asked
     matrices = _large(module)
+    if not (matrices and has_onednn(dtype)):
+        return "plain"
     # Room for twice the weights beside what is in use.
     needed = 2 * sum(weight.nbytes for weight in module.parameters())
-    room = packs and psutil.virtual_memory().available > needed
-    if not (room and matrices and has_onednn(dtype)):
-        return "plain"
+    packs = packs and psutil.virtual_memory().available > needed
     shapes = Counter(tuple(matrix.shape) for matrix in matrices)
     facts = {
         "processor": cpu_model(),
@@ -65,6 +66,7 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         "threads": torch.get_num_threads(),
         "type": str(dtype),
         "shapes": [[*shape, count] for shape, count in shapes.items()],
+        "packs": packs,
         "rows": ROWS,
     }
     path = user_cache() / f"products-{content_digest(facts)[:16]}.json"
@@ -72,7 +74,7 @@ def fastest(module: nn.Module, asked: str = "auto", packs: bool = False) -> str:
         way: str = read_json(path).get("way")
         if way in PRODUCTS[1:]:
             return way
-    way = _timed(matrices)
+    way = _timed(matrices, packs)
     with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**facts, "way": way})
@@ -90,15 +92,11 @@ def _check_way(asked: str, dtype: torch.dtype) -> None:
         )
 
 
-def _timed(matrices: list[Tensor]) -> str:
+def _timed(matrices: list[Tensor], packs: bool) -> str:
     """Return the way with the smallest product of times over the numbers of rows."""
-    try:
-        plain, by_onednn = _times(matrices)
-    except RuntimeError:  # oneDNN cannot multiply such matrices here
-        return "plain"
-    if math.prod(plain) <= math.prod(by_onednn):
-        return "plain"
-    return "packed-many" if 1.1 * plain[0] < by_onednn[0] else "packed"
+    times = _times(matrices, packs)
+    way = min(times, key=lambda name: math.prod(times[name]))
+    return way + MANY if 1.1 * times["plain"][0] < times[way][0] else way
 
 
 def _large(module: nn.Module) -> list[Tensor]:
@@ -119,22 +117,28 @@ def _some(matrices: list[Tensor]) -> list[Tensor]:
     return some or matrices[:1]
 
 
-def _times(matrices: list[Tensor]) -> tuple[list[float], list[float]]:
-    """Measure the seconds of torch's way and packed for `_some` of the matrices, by ROWS.
+def _times(matrices: list[Tensor], packs: bool) -> dict[str, list[float]]:
+    """Measure the seconds of each way for `_some` of the matrices, for each of ROWS.
 
-    Fewer numbers of rows are timed where SECONDS are over.
+    Fewer numbers of rows are timed where SECONDS are over. A way that cannot multiply the matrices
+    is left out.
     """
     some = _some(matrices)
-    forms = [packed(each) for each in some]
-    plain, by_onednn = list[float](), list[float]()
+    ways: dict[str, tuple[Callable[..., object], list[Tensor]]] = {"plain": (F.linear, some)}
+    for name in ("onednn", "packed") if packs else ("onednn",):
+        with suppress(RuntimeError):
+            forms = [packed(each) for each in some] if name == "packed" else some
+            in_blocks(some[0].new_ones(1, some[0].shape[1]), forms[0], None)
+            ways[name] = in_blocks, forms
+    times: dict[str, list[float]] = {way: [] for way in ways}
     end = time.perf_counter() + SECONDS
     for count in ROWS:
         states = [matrix.new_ones(count, matrix.shape[1]) for matrix in some]
-        plain.append(min(_seconds(F.linear, states, some) for _ in range(3)))
-        by_onednn.append(min(_seconds(in_blocks, states, forms) for _ in range(3)))
+        for way, (multiply, forms) in ways.items():
+            times[way].append(min(_seconds(multiply, states, forms) for _ in range(3)))
         if time.perf_counter() > end:
             break
-    return plain, by_onednn
+    return times
 
 
 def _seconds(multiply: Callable[..., object], states: list[Tensor], forms: list[Tensor]) -> float:

@@ -1,12 +1,15 @@
 """Products with large matrices by oneDNN, which torch has beside its own way.
 
-plain:       torch's own way, MKL for float32 on x86. For one to eight rows it reads large weights
-             at half of the memory's speed or less.
-packed:      oneDNN on a copy in its own order of blocks: one reading of the weights, whether for
-             one row or for sixteen.
-packed-many: one row is multiplied plainly: on an Intel Xeon that takes 84 ms a pass, not 104.
+plain:   torch's own way, MKL for float32 on x86. For one to eight rows it reads large weights at
+         half of the memory's speed or less.
+onednn:  oneDNN on the weights as they are.
+packed:  oneDNN on a copy in its own order of blocks: one reading of the weights, whether for one
+         row or for sixteen.
 
-`fastest` chooses by measuring; `python -m benchmarks.forward rows` shows the ways.
+With `-many` behind its name a way is for two rows and more, and one row is multiplied plainly: on
+an Intel Xeon that takes 84 ms a pass in place of 104.
+
+`fastest` chooses by measuring; `python -m benchmarks.forward rows` shows all three.
 """
 
 from collections.abc import Sequence
@@ -52,22 +55,14 @@ def has_onednn(dtype: torch.dtype = torch.float32) -> bool:
     return fits
 
 
-class PackedLinear(Linear):
-    """A product by oneDNN on a packed copy of the weights.
+class OneDNNLinear(Linear):
+    """A product by oneDNN on the weights as they are.
 
-    The layers keep theirs, which after loading are pages of a file that need no memory.
-
-    fewest: rows from which on oneDNN multiplies.
+    Attributes:
+        fewest: rows from which on oneDNN multiplies.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], fewest: int):
-        self.parts, self.fewest = plain_linears(parts), fewest
-        weights = [part.weight.detach() for part in self.parts]
-        biases = [part.bias.detach() for part in self.parts if part.bias is not None]
-        self.weight = packed(weights[0] if len(weights) == 1 else torch.cat(weights))
-        self.bias = torch.cat(biases) if biases else None
-        self.samples = [each.flatten()[:: max(1, each.numel() // 16)] for each in weights]
-        self.samples += biases
+    fewest = 1
 
     def __call__(self, states: Tensor) -> Tensor:
         """Multiply states [..., in] by the matrix and add the bias: [..., out].
@@ -80,6 +75,22 @@ class PackedLinear(Linear):
         return in_blocks(states, self.weight, self.bias)
 
 
+class PackedLinear(OneDNNLinear):
+    """A product by oneDNN on a packed copy of the weights.
+
+    The layers keep theirs, which after loading are pages of a file that need no memory.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        self.parts = plain_linears(parts)
+        weights = [part.weight.detach() for part in self.parts]
+        biases = [part.bias.detach() for part in self.parts if part.bias is not None]
+        self.weight = packed(weights[0] if len(weights) == 1 else torch.cat(weights))
+        self.bias = torch.cat(biases) if biases else None
+        self.samples = [each.flatten()[:: max(1, each.numel() // 16)] for each in weights]
+        self.samples += biases
+
+
 def packed(weight: Tensor) -> Tensor:
     """Copy a matrix into oneDNN's order of blocks, which oneDNN alone can read."""
     copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
@@ -87,10 +98,10 @@ def packed(weight: Tensor) -> Tensor:
 
 
 def in_blocks(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply states [..., in] by a packed matrix: [..., out]."""
+    """Multiply states [..., in] by a matrix as oneDNN does, packed or not: [..., out]."""
     rows = states if states.dim() == 2 else states.reshape(-1, states.shape[-1])
     count = rows.shape[0]
-    if count <= EXACT and (count >= LEAST_ROWS or weight.numel() < LARGE):
+    if count <= EXACT and (count >= LEAST_ROWS or weight.numel() < LARGE or not weight.is_mkldnn):
         together: Tensor = _multiply(rows, weight, bias, "none", [], "")
     else:
         products = []
@@ -111,4 +122,7 @@ def linear(parts: Sequence[nn.Module], way: str = "plain", moves: bool = True) -
         return Apart([linear([part], way) for part in parts])
     if way == "plain" or sum(part.weight.numel() for part in plain_linears(parts)) < LEAST:
         return Linear(parts)
-    return PackedLinear(parts, 1 if way == "packed" else 2)
+    kind, _, many = way.partition("-")
+    product = PackedLinear(parts) if kind == "packed" else OneDNNLinear(parts)
+    product.fewest = 2 if many else 1
+    return product
