@@ -68,7 +68,7 @@ class SpeculativeDecoder:
     """A rule, or its name."""
     draft_setting: SamplingSetting | str | float | None = None
     """Warping of the draft: a setting, "match" (the target's), "raw", a temperature, or
-    "auto" (None): the policy's, or what fits its trees (`drafted_under`)."""
+    "auto" (None): what fits the policy's trees (`drafted_under`)."""
     static: Shapes | None = None
     """Shapes of the target's passes (`nde_talf.decoding.models.static_shapes.StaticShapes`)."""
     timed: bool = False
@@ -85,7 +85,8 @@ class SpeculativeDecoder:
         self._check_models()
         check_compatible(self.policy.trees, rule)
         self.draft_setting = setting = self._asked_setting()
-        self.policy.check_decoder(target, drafter, None if setting == MATCH else setting)
+        own = None if setting in (AUTO, MATCH) else setting
+        self.policy.check_decoder(target, drafter, own)
         if drafter is None and self.policy.trees != "none":
             raise UserError(
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
@@ -118,9 +119,9 @@ class SpeculativeDecoder:
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
-        if not isinstance(asked, SamplingSetting):
-            asked = read_draft_temperature(asked, "draft_setting")
-        return (self.policy.draft_setting or MATCH) if asked == AUTO else asked
+        if isinstance(asked, SamplingSetting):
+            return asked
+        return read_draft_temperature(asked, "draft_setting")
 
     def generate(
         self,
