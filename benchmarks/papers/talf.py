@@ -29,7 +29,7 @@ from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_drafter import EagleDrafter
 from nde_talf.draft_training.model.head import EagleHead
 from nde_talf.draft_training.model.tree_attention import tree_features
-from nde_talf.draft_training.targets.target_trees import TreeLevel, target_features
+from nde_talf.draft_training.targets.target_trees import TreeLevel, target_features, target_levels
 from nde_talf.draft_training.training.head_evaluation import rows_with_roots
 
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
@@ -105,20 +105,6 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     return float(sum(gaps) / len(confidence))
 
 
-def states_after(target: CausalModel, row: TokenRows, roots: Tensor, guesses: Tensor) -> Tensor:
-    """The target's hidden states [1, R, k, H] at `guesses` [1, R, k], each behind a root [R]."""
-    text, document = row.tokens[0].tolist(), row.document[0].tolist()
-    session, at, states = target.session(), 0, list[Tensor]()
-    for root, tokens in zip(roots.tolist(), guesses[0].tolist(), strict=True):
-        if document[at] != document[root]:
-            session, at = target.session(), document.index(document[root])
-        session.append(text[at : root + 1])
-        at = root + 1
-        states.append(session.grow(tokens, [-1] * len(tokens)))
-        session.commit([])
-    return torch.stack(states)[None]
-
-
 @torch.inference_mode()
 def after_ranks(
     head: EagleHead, target: CausalModel, rows: TokenRows
@@ -137,7 +123,7 @@ def after_ranks(
         guesses = head.logits(first).topk(RANKS, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
         drafted = tree_features(head, tokens, features, roots, levels, document=document)[-1]
-        wanted = states_after(target, row, roots, guesses)
+        wanted = target_levels(target, tokens, roots, levels, document=document)[0]
         q = head.logits(drafted).float().softmax(-1)
         label = target.logits(wanted).argmax(-1, keepdim=True)
         agree = q.argmax(-1, keepdim=True) == label

@@ -35,6 +35,10 @@ class TreeLevel:
     parents: Tensor
 
 
+# (depth from 1, a slice of R roots, the target's features [B, R, m, H] one level up) -> the level
+Chooser = Callable[[int, slice, Tensor], TreeLevel]
+
+
 @dataclass
 class TargetTrees:
     """Trees of B sequences of L tokens, after R roots in each.
@@ -92,57 +96,40 @@ def target_beam(
             f"k={k}, depth={depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more."
         )
 
-    (batch, length), levels = tokens.shape, depth - 1
-    if length + levels > target.max_context:
-        room = target.max_context - levels
-        raise UserError(
-            f"length={length}: with trees of {levels} tokens the target's context has room for"
-            f" {room}; shorten it."
-        )
-    roots = roots.expand(batch, -1)
-    cache = KVCache() if target.form == "masks" else None
-    features, inputs = target_features(target, tokens, document, cache, layers)
-    # of each level, for some roots: tokens, parents, labels
-    parts: list[list[tuple[Tensor, ...]]] = [[] for _ in range(levels)]
-    chunk = max(1, ROWS // k)
-    for start in range(0, roots.shape[1] if levels else 0, chunk):
-        entries = roots[:, start : start + chunk]
-        at = entries if document is None else document_positions(document).gather(1, entries)
-        if cache is None:
-            run = _branches(target, tokens, entries, at)
-        else:
-            run = _masked(target, cache, unseen(entries, length, document), at, k)
-        states = take_rows(features, entries)[:, :, None]
-        joint = None
-        for level in parts:
-            chosen, joint = _best(target.logits(states), joint, k)
-            states = run(chosen)
-            level.append((chosen.tokens, chosen.parents, states))
-        if cache is not None:
-            cache.commit(length)
-    trees = TargetTrees(tokens, inputs, roots, [], [], features)
-    for level in parts:
-        nodes, parents, states = (torch.cat(each, 1) for each in zip(*level, strict=True))
-        trees.levels.append(TreeLevel(nodes, parents))
-        trees.labels.append(states)
-    return trees
+    joint = torch.empty(0)
+
+    def best(level: int, some: slice, features: Tensor) -> TreeLevel:
+        nonlocal joint
+        # [B, R, m, V], for the nodes of one chunk
+        logp = target.logits(features).float().log_softmax(-1)
+        top, ids = logp.topk(k, -1)
+        joint = top[:, :, 0] if level == 1 else joint[..., None] + top
+        if level == 1:
+            return TreeLevel(ids[:, :, 0], torch.zeros_like(ids[:, :, 0]))
+        joint, winners = joint.flatten(2).topk(k, -1)
+        return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
+
+    return _run(target, tokens, roots, k, depth, best, document, layers)
 
 
-def _best(logits: Tensor, joint: Tensor | None, k: int) -> tuple[TreeLevel, Tensor]:
-    """Choose the k best nodes by joint probability below others, or below the roots.
+@torch.no_grad()
+def target_levels(
+    target: CausalModel,
+    tokens: Tensor,
+    roots: Tensor,
+    levels: list[TreeLevel],
+    document: Tensor | None,
+) -> list[Tensor]:
+    """Compute the target's features [B, R, k, H] at the nodes of given `levels` of trees.
 
-    Args:
-        logits: at the nodes above, [B, R, m, V].
-        joint: log probabilities of the nodes above, [B, R, m]; None: these are the roots.
-        k: nodes of each root.
-
-    Returns:
-        The level, and log probabilities of its nodes [B, R, k].
+    The trees follow `roots` of `tokens` [B, L].
     """
-    top, ids = logits.float().log_softmax(-1).topk(k, -1)
-    joint = top if joint is None else joint[..., None] + top
-    joint, winners = joint.flatten(2).topk(k, -1)
-    return TreeLevel(ids.flatten(2).gather(2, winners), winners // k), joint
+
+    def given(level: int, some: slice, features: Tensor) -> TreeLevel:
+        return TreeLevel(levels[level - 1].tokens[:, some], levels[level - 1].parents[:, some])
+
+    k, depth = levels[0].tokens.shape[2], len(levels) + 1
+    return _run(target, tokens, roots, k, depth, given, document).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
@@ -185,6 +172,53 @@ def target_features(
     else:
         positions, mask = document_positions(document), same_document(document, target.dtype)
     return target.parts(target.reader(layers)(tokens, positions, mask, cache), layers)
+
+
+def _run(
+    target: CausalModel,
+    tokens: Tensor,
+    roots: Tensor,
+    k: int,
+    passes: int,
+    choose: Chooser,
+    document: Tensor | None = None,
+    layers: Sequence[int] = (),
+) -> TargetTrees:
+    """Run the levels that `choose` picks after `roots`, a few roots at a time."""
+    (batch, length), depth = tokens.shape, passes - 1
+    if length + depth > target.max_context:
+        room = target.max_context - depth
+        raise UserError(
+            f"length={length}: with trees of {depth} tokens the target's context has room for"
+            f" {room}; shorten it."
+        )
+    roots = roots.expand(batch, -1)
+    cache = KVCache() if target.form == "masks" else None
+    features, inputs = target_features(target, tokens, document, cache, layers)
+    # of each level, for some roots: tokens, parents, labels
+    parts: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]
+    chunk = max(1, ROWS // k)
+    for start in range(0, roots.shape[1] if depth else 0, chunk):
+        some = slice(start, start + chunk)
+        entries = roots[:, some]
+        at = entries if document is None else document_positions(document).gather(1, entries)
+        if cache is None:
+            run = _branches(target, tokens, entries, at)
+        else:
+            run = _masked(target, cache, unseen(entries, length, document), at, k)
+        states = take_rows(features, entries)[:, :, None]
+        for number, level in enumerate(parts, 1):
+            chosen = choose(number, some, states)
+            states = run(chosen)
+            level.append((chosen.tokens, chosen.parents, states))
+        if cache is not None:
+            cache.commit(length)
+    trees = TargetTrees(tokens, inputs, roots, [], [], features)
+    for level in parts:
+        nodes, parents, states = (torch.cat(each, 1) for each in zip(*level, strict=True))
+        trees.levels.append(TreeLevel(nodes, parents))
+        trees.labels.append(states)
+    return trees
 
 
 def _masked(
