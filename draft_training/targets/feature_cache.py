@@ -56,8 +56,9 @@ class FeatureCache:
                 self._files = self._map(states)
             if not self._files:
                 return states
+            new = [at for at, row in enumerate(rows) if row not in self._kept]
             for file, state in zip(self._files, states, strict=True):
-                file[rows] = state
+                file[[rows[at] for at in new]] = state[new]
             self._kept.update(rows)
         hidden, features = (file[rows].to(tokens.device) for file in self._files)
         return hidden, features
