@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nde_talf.decoding.common.arguments import Positive, checked, instance
+from nde_talf.decoding.common.arguments import Positive, checked
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.drafters.base import Drafter
@@ -35,12 +35,10 @@ from nde_talf.decoding.sampling.sampling_setting import (
 from nde_talf.decoding.step import (
     MOST_SLOTS,
     TREE_SLOTS,
-    Record,
     Step,
     Stopwatch,
     TokenIds,
     checked_prompt,
-    record_of,
 )
 from nde_talf.decoding.threads import choose_threads
 from nde_talf.decoding.tree import WarpedRows
@@ -70,16 +68,14 @@ class SpeculativeDecoder:
     """A rule, or its name."""
     draft_setting: SamplingSetting | str | float | None = None
     """Warping of the draft: a setting, "match" (the target's), "raw", a temperature, or
-    "auto" (None): the policy's, or what fits its trees (`drafted_under`)."""
+    "auto" (None): what fits the policy's trees (`drafted_under`)."""
     static: Shapes | None = None
     """Shapes of the target's passes (`nde_talf.decoding.models.static_shapes.StaticShapes`)."""
     timed: bool = False
     """Wait for the device after every phase, so that each is charged its own work."""
     clock: Callable[[], float] = time.perf_counter
-    process: Any = None
-    """A `LogitsProcess`, which changes logits by the text before them."""
-    record: Record = ""
-    """Record of the target to keep at every committed token."""
+    process: LogitsProcess | None = None
+    """Changes logits by the text before them."""
 
     def __post_init__(self) -> None:
         target, drafter = self.target, self.drafter
@@ -89,7 +85,8 @@ class SpeculativeDecoder:
         self._check_models()
         check_compatible(self.policy.trees, rule)
         self.draft_setting = setting = self._asked_setting()
-        self.policy.check_decoder(target, drafter, None if setting == MATCH else setting)
+        own = None if setting in (AUTO, MATCH) else setting
+        self.policy.check_decoder(target, drafter, own)
         if drafter is None and self.policy.trees != "none":
             raise UserError(
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
@@ -119,14 +116,12 @@ class SpeculativeDecoder:
             )
         if self.static:
             self.static.check_layers(target, self.layers)
-        if self.process is not None:
-            instance("process", self.process, LogitsProcess)
 
     def _asked_setting(self) -> SamplingSetting | str:
         asked = AUTO if self.draft_setting is None else self.draft_setting
-        if not isinstance(asked, SamplingSetting):
-            asked = read_draft_temperature(asked, "draft_setting")
-        return (self.policy.draft_setting or MATCH) if asked == AUTO else asked
+        if isinstance(asked, SamplingSetting):
+            return asked
+        return read_draft_temperature(asked, "draft_setting")
 
     def generate(
         self,
@@ -185,9 +180,9 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, logged, features = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
-        yield Step([state.root], 1, watch.seconds, logged)
+        yield Step([state.root], 1, watch.seconds)
         if self._graph_steps is not None:
             yield from self._graph_steps(state, rng, session, drafter, features)
             return
@@ -204,17 +199,17 @@ class SpeculativeDecoder:
         session: TreeSession,
         drafter: Drafter | None,
         stops: frozenset[int],
-    ) -> tuple[DecodingState, list[Any], Tensor]:
+    ) -> tuple[DecodingState, Tensor]:
         """Run the prompt, sample the first root, and begin the draft.
 
-        Returns the state, the record and the target's features at the prompt.
+        Returns the state and the target's features at the prompt.
         """
         hidden, features = self.target.parts(session.append(prompt), self.layers)
-        raw = logits = self.target.logits(hidden[-1:])
+        logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
             processed = Processed(self.process, [*prompt], stops, len(prompt))
-            logits = processed([prompt], raw)
+            logits = processed([prompt], logits)
         rows = WarpedRows(logits, setting)
         token = rng.categorical(rows[0])
         if processed is not None:
@@ -227,7 +222,7 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw, [token], self.record), features
+        return state, features
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
@@ -239,10 +234,10 @@ class SpeculativeDecoder:
 
         states = session.grow(tree.tokens, tree.parents)
         hidden, features = self.target.parts(states, self.layers)
-        raw = logits = self.target.logits(hidden)
+        logits = self.target.logits(hidden)
         processed = state.processed
         if processed is not None:
-            logits = processed(processed.texts(tree, range(len(tree))), raw)
+            logits = processed(processed.texts(tree, range(len(tree))), logits)
         rows = tree.score(logits, state.setting)
         watch.charge("target")
 
@@ -259,6 +254,5 @@ class SpeculativeDecoder:
             of_path = accepted.of(features) if drafter.takes_features else features
             drafter.advance(accepted, of_path)
             watch.charge("draft")
-        logged = record_of(accepted.of(raw) if self.record else raw, tokens, self.record)
         watch.charge("other")
-        return Step(tokens, len(tree), watch.seconds, logged), state
+        return Step(tokens, len(tree), watch.seconds), state

@@ -135,8 +135,7 @@ POLICIES = Registry(
 FAMILIES = Registry(
     "family",
     "nde_talf.decoding.models.forward",
-    dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "native")
-    | dict.fromkeys(("gemma2", "gemma3_text"), "gemma"),
+    dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), "native"),
 )
 """Families of models with a native forward pass, by transformers' `model_type`."""
 

@@ -45,7 +45,6 @@ class NeuralPolicy(TreePolicy):
     """
 
     trees = "delayed"
-    draft_setting = None
 
     @checked
     def __init__(self, selector: Selector, table: LatencyTable | None = None):

@@ -71,11 +71,6 @@ def _instances(hint: Any) -> Any:
     return _INSTANCE[hint] if is_dataclass(hint) else hint
 
 
-def instance(name: str, value: Any, kind: type) -> None:
-    """Raise ArgumentError unless the argument `name` is an instance of `kind`."""
-    fitting(name, value, TypeAdapter(_INSTANCE[kind]))
-
-
 def fitting(name: str, value: Any, adapter: TypeAdapter[Any]) -> Any:
     """Return `value` as `adapter` has it. Raises ArgumentError, naming the argument `name`."""
     try:

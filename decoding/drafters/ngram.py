@@ -110,7 +110,7 @@ class NgramDrafter(Drafter):
     It needs no model.
 
     Attributes:
-        tested: by size of the match, what was drafted in this sequence and what was accepted.
+        tested: counts of this sequence, by size of the match.
     """
 
     _matches: dict[int, Match]
@@ -169,10 +169,9 @@ class NgramDrafter(Drafter):
         self._matches = {0: self.index.match([])}
 
     def _learn(self, accepted: Accepted) -> None:
-        """Count every node with children: as drafted, and if it was accepted, as tested."""
-        tree, path = accepted.tree, {0, *accepted.path}
+        """Count the accepted nodes with children."""
+        path = {0, *accepted.path}
         for node, match in self._matches.items():
-            if match.size and node < len(tree) and (children := tree.children[node]):
-                old = self.tested.get(match.size, Tested())
-                tested, hit = node in path, any(child in path for child in children)
-                self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit)
+            if match.size and node in path and (children := accepted.tree.children[node]):
+                old, hit = self.tested.get(match.size, Tested()), not path.isdisjoint(children)
+                self.tested[match.size] = Tested(old.nodes + 1, old.accepted + hit)

@@ -66,10 +66,10 @@ class Model:
     def __init__(
         self,
         model: PreTrainedModel,
-        name: str = "model",
-        owned: bool = True,
-        products: str = "auto",
-        packs: bool = False,
+        name: str,
+        owned: bool,
+        products: str,
+        packs: bool,
     ):
         if optional(model, "generation_config") is None:
             raise ArgumentError(

@@ -104,7 +104,9 @@ def choose_forward(model: Model, asked: str) -> str:
             f"{model.name}: model.forward=native is not possible: {reason}. Set"
             " model.forward=auto, which takes transformers' forward pass for such a model."
         )
-    return choose_form(model, reason)
+    if maskless := _maskless(model) or _mask_fault(model):
+        return _by_branches(model, maskless)
+    return f"transformers' (no native one: {reason})" if reason else "transformers'"
 
 
 def native_forward(model: Model, way: str | None = None) -> NativeForward:
@@ -309,18 +311,6 @@ def _middle(logits: Tensor) -> Tensor:
 def _apart(ours: Tensor, theirs: Tensor) -> float:
     """Largest difference of logits, as a fraction of the largest; NaN where one is no number."""
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
-
-
-def choose_form(model: Model, reason: str) -> str:
-    """Set how trees are scored by transformers' passes, and return that in words.
-
-    Args:
-        model: its weights are tried.
-        reason: why it has no native passes; empty: nobody asked for them.
-    """
-    if maskless := _maskless(model) or _mask_fault(model):
-        return _by_branches(model, maskless)
-    return f"transformers' (no native one: {reason})" if reason else "transformers'"
 
 
 def _maskless(model: Model) -> str | None:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from nde_talf.decoding.actions import TREES, Action
 from nde_talf.decoding.sampling.rng import Rng, SamplingSetting
-from nde_talf.decoding.sampling.sampling_setting import AUTO
 from nde_talf.decoding.tree import DraftTree
 
 
@@ -62,8 +61,6 @@ class TreePolicy:
     Attributes:
         trees: how a tree's children come about, which decides the verifiers allowed: none, path,
             delayed, iid, without_replacement or top_k (`nde_talf.decoding.registry`).
-        draft_setting: what the draft's distributions are warped with where the decoder says "auto";
-            None: what the target's are.
         seconds: how long its last choice took, for the record.
         choice: function of a state and a drafter that returns the index in TREES of the delayed
             tree to draft, [1]; None for other policies. A CUDA graph holds it: it reads no number
@@ -71,12 +68,14 @@ class TreePolicy:
     """
 
     trees: str = ""
-    draft_setting: SamplingSetting | str | None = AUTO
     seconds: float = 0.0
     choice: Any = None
 
     def check_decoder(self, target: Any, drafter: Any, draft_setting: Any) -> None:
-        """Raise UserError, or warn, where a decoder's models do not fit the policy."""
+        """Raise UserError, or warn, where a decoder's models do not fit the policy.
+
+        draft_setting: a setting of the draft's own; None: the decoder has none.
+        """
 
     def delayed_tree(self, state: Any) -> Action | None:
         """Return the delayed tree of this step if it does not depend on the draft, otherwise None.

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from pydantic import Field
 
 from nde_talf.decoding.common.arguments import Positive, checked
@@ -53,26 +52,18 @@ def sequoia_shape(
 
         best[c][b] = max over size of  rates[c] (1 + below[size - 1]) + best[c + 1][b - size],
 
-    where `below` is best[0] with one level less. All b and size at once are one NumPy matrix
-    [nodes, nodes]: 768 nodes and 16 rates take about a second.
+    where `below` is best[0] with one level less. 768 nodes and 16 rates take about a second.
     """
-    below, choices = (
-        np.zeros(nodes + 1),
-        list[list[np.ndarray]](),
-    )  # size [nodes + 1] by level from the leaves, then child
+    below, choices = np.zeros(nodes + 1), list[list[np.ndarray]]()  # by level from the leaves
     for _ in range(min(depth, nodes)):
         best, sizes_by_child = np.zeros(nodes + 1), list[np.ndarray]()
         for rate in rates[:nodes][::-1]:
-            padded = np.append(np.full(nodes, -np.inf), best)  # more than b nodes cannot be taken
-            rest = sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1]
-            values = rate * (1 + below[:-1]) + rest  # [b - 1, size - 1]
-            largest = values.max(1)
-            first = (values >= largest[:, None] - 1e-12).argmax(1)  # the smallest of equals
-            sizes = np.where(largest > 1e-12, first + 1, 0)
-            best, sizes_by_child = (
-                np.append(0.0, np.where(sizes > 0, largest, 0.0)),
-                [np.append(0, sizes), *sizes_by_child],
-            )
+            rest, best, sizes = best, np.zeros(nodes + 1), np.zeros(nodes + 1, int)
+            for b in range(1, nodes + 1):
+                values = rate * (1 + below[:b]) + rest[b - 1 :: -1]
+                if (largest := values.max()) > 1e-12:
+                    best[b], sizes[b] = largest, 1 + (values >= largest - 1e-12).argmax()
+            sizes_by_child.insert(0, sizes)
         choices.append(sizes_by_child)
         if (best == below).all():
             break

@@ -53,28 +53,13 @@ def hit_rates(
     return rates
 
 
-def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
-    """Yield pairs (where in `rows` [M], rows of p).
-
-    On a CPU long rows are not copied: neighbours among them are read as a view.
-    """
+def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield pairs (where in `rows` [M], rows of p)."""
     most = rows_at_once(p)
-    if p.device.type == "cpu" and most <= 16:
-        yield from _runs(rows.tolist(), most)
-    else:
-        for start in range(0, len(rows), most):
-            yield (chunk := slice(start, start + most)), rows[chunk]
+    for start in range(0, len(rows), most):
+        yield (chunk := slice(start, start + most)), rows[chunk]
 
 
 def rows_at_once(p: Tensor) -> int:
     """Return how many rows of [V] numbers a reduction should materialise at a time."""
     return max(1, (_CACHED if p.device.type == "cpu" else _FULL) // p.shape[-1])
-
-
-def _runs(rows: list[int], most: int) -> Iterator[tuple[slice, slice]]:
-    """Yield pairs (slice of `rows`, slice of p) of up to `most` neighbours."""
-    start = 0
-    for stop in range(1, len(rows) + 1):
-        if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1:
-            yield slice(start, stop), slice(rows[start], rows[stop - 1] + 1)
-            start = stop

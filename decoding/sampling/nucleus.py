@@ -6,9 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_LARGE, _STRIDE = 1 << 14, 64
-"""Tokens of a row from which on every 64th is looked at first."""
-
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
     """Drop improbable tokens of `probs` by top-k, then top-p, then min-p, and divide by the sum.
@@ -24,8 +21,8 @@ def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.
     - min-p: tokens with at least min_p times the largest probability, a product in the type of
       `probs`.
 
-    On a CPU each row is solved on its own. One comparison leaves out most tokens (`_least`), and
-    the values of the others are sorted, without their ids. Ids are looked at only where the last
+    On a CPU each row is solved on its own. One comparison leaves out most tokens, and the values of
+    the others are sorted, without their ids. Ids are looked at only where the last
     token kept has the same probability as one that is not. On a device all rows are sorted, ids
     too; the host does not wait.
 
@@ -70,7 +67,9 @@ def _last_kept(
         limit = top_p * masses[-1]
     else:
         limit = top_p
-        for least in _least(row, top_p):
+        # Tokens below the first number have less than 1 - top_p together, but for the rounding of
+        # the row's sum.
+        for least in ((1 - top_p) / len(row), 0.0):
             some = np.compress(row >= max(floor, least), row)
             some.sort()
             ranked = torch.from_numpy(some[::-1].copy())
@@ -81,21 +80,6 @@ def _last_kept(
     if top_p < 1:
         count = min(count, int(masses.searchsorted(limit)) + 1)
     return ranked.numpy()[count - 1], count, masses[count - 1]
-
-
-def _least(row: np.ndarray, top_p: float) -> list[float]:
-    """List probabilities from which on the tokens to keep are sought, until there are enough.
-
-    The first is a guess from a few tokens of a large row, by which half of what top-p leaves out is
-    left out. Tokens below the second have less than 1 - top_p together, but for the rounding of the
-    row's sum.
-    """
-    least = [(1 - top_p) / len(row), 0.0]
-    if len(row) >= _LARGE and top_p < 1:
-        few = np.sort(row[::_STRIDE])[::-1]
-        masses = few.cumsum(dtype=np.float64)
-        least.insert(0, few[masses.searchsorted((1 + top_p) / 2 * masses[-1])])
-    return least
 
 
 def nucleus_sorted(probs: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -23,7 +22,6 @@ from nde_talf.decoding.sampling.sampling_setting import SamplingSetting
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a
 # CPU): a bias of that size.
 _LARGE = 1 << 14
-_BLOCK = 1024
 # Probability below which nothing counts as left of a row when tokens are drawn without replacement.
 # 1 / LEAST_MASS has to be a float32 number.
 LEAST_MASS = 1e-30
@@ -134,34 +132,16 @@ def locate(weights: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> lis
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """Locate uniforms[i] in the cumulative sums of row at[i] of `rows` [m, V], on the host.
 
-    torch adds up and numpy searches, each of which takes a fraction of the other's time. In large
-    rows blocks are added up first, and only the one that a draw falls into is looked at: sums of
-    150,000 tokens in float64 would take five times as long.
+    torch adds up and numpy searches, each of which takes a fraction of the other's time.
 
     Raises:
         ValueError: a row has no positive, finite total.
     """
-    weights, indices = rows.numpy(), list[int]()
-    large = weights.shape[-1] >= _LARGE
-    sums: Any
-    if large:
-        starts = np.arange(0, weights.shape[-1], _BLOCK)
-        sums = {
-            row: np.add.reduceat(weights[row], starts, dtype=np.float64).cumsum() for row in {*at}
-        }
-    else:
-        sums = rows.cumsum(-1, dtype=torch.float64).numpy()
+    sums, indices = rows.cumsum(-1, dtype=torch.float64).numpy(), list[int]()
     for row, uniform in zip(at, uniforms, strict=True):
-        cdf, first = sums[row], 0
-        total = cdf.item(-1)
+        total = sums.item(row, -1)
         if not 0 < total < math.inf:
             raise massless(total)
         below = math.nextafter(total, 0.0)  # the product may be rounded up to the total
-        aim = min(uniform * total, below)
-        if large:
-            block = int(cdf.searchsorted(aim, "right"))
-            first, aim = block * _BLOCK, aim - (cdf.item(block - 1) if block else 0.0)
-            cdf = weights[row, first : first + _BLOCK].cumsum(dtype=np.float64)
-            aim = min(aim, math.nextafter(cdf.item(-1), 0.0))  # added up in another order
-        indices.append(first + int(cdf.searchsorted(aim, "right")))
+        indices.append(int(sums[row].searchsorted(min(uniform * total, below), "right")))
     return indices

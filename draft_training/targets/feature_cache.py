@@ -32,12 +32,13 @@ class FeatureCache:
             than half of the free disk.
     """
 
-    FILES = "hidden.bin", "features.bin", "kept.bin"
+    FILES = "hidden.bin", "features.bin"
 
     def __init__(self, compute: Features, rows: TokenRows, folder: Path):
         self._compute, self._folder, self._count = compute, folder, len(rows)
         self._row = {self._key(tokens): at for at, tokens in enumerate(rows.tokens)}
         self._files: list[Tensor] | None = None
+        self._kept = set[int]()
         self.close()
 
     @staticmethod
@@ -49,22 +50,21 @@ class FeatureCache:
         rows = [self._row.get(self._key(each), -1) for each in tokens]
         if min(rows) < 0:
             return self._compute(tokens, document)
-        if not self._files or not bool(self._files[-1][rows].all()):
+        if not self._files or not self._kept.issuperset(rows):
             states = self._compute(tokens, document)
             if self._files is None:
                 self._files = self._map(states)
             if not self._files:
                 return states
-            for at, row in enumerate(rows):
-                if not self._files[-1][row]:
-                    for file, state in zip(self._files, states, strict=False):
-                        file[row] = state[at]
-                    self._files[-1][row] = 1
-        hidden, features = (file[rows].to(tokens.device) for file in self._files[:2])
+            new = [at for at, row in enumerate(rows) if row not in self._kept]
+            for file, state in zip(self._files, states, strict=True):
+                file[[rows[at] for at in new]] = state[new]
+            self._kept.update(rows)
+        hidden, features = (file[rows].to(tokens.device) for file in self._files)
         return hidden, features
 
     def _map(self, states: tuple[Tensor, Tensor]) -> list[Tensor]:
-        """Map a file for each kind of states, and one that marks kept rows; none without room."""
+        """Map a file for each kind of states; none without room."""
         count = self._count
         size = count * sum(each[0].nbytes for each in states)
         if 2 * size > disk_usage(self._folder).free:
@@ -73,14 +73,12 @@ class FeatureCache:
             f"the target's features are kept in {self._folder} until the training ends:"
             f" {decimal(size)}"
         )
-        kinds = [((count, *each.shape[1:]), each.dtype) for each in states]
-        kinds.append(((count,), torch.uint8))
-        return [
-            torch.from_file(
-                str(self._folder / name), shared=True, size=prod(shape), dtype=dtype
-            ).view(shape)
-            for name, (shape, dtype) in zip(self.FILES, kinds, strict=True)
-        ]
+        files = []
+        for name, each in zip(self.FILES, states, strict=True):
+            shape, place = (count, *each.shape[1:]), str(self._folder / name)
+            file = torch.from_file(place, shared=True, size=prod(shape), dtype=each.dtype)
+            files.append(file.view(shape))
+        return files
 
     def close(self) -> None:
         """Delete the files."""

@@ -95,7 +95,7 @@ def test_a_period_goes_on_beyond_the_end_of_the_text():
     assert paths(tree_of(begun([0, 1, 2, 0, 1, 2], config), config)) == {(0, 1, 2, 0, 1, 2, 0)}
 
 
-def test_statistics_count_by_size_of_the_match_what_was_tested():
+def test_counts_are_by_size_of_the_match():
     target, _ = tiny_pair(VOCABULARY, scale=30.0)
     config = NgramConfig(threshold=0.0, nodes=4)
     decoder = SpeculativeDecoder(

@@ -55,30 +55,17 @@ class FusedPass:
         self._copies = [pair for part in parts for pair in part.copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._samples = [sample for part in parts for sample in part.samples]
-        self._sampled = torch.cat(self._samples) if self._samples else None
         torch.cuda.empty_cache()  # what the parts took is in pieces too small for what is fused
         self._modules = [module for root in self._roots for module in root.modules()]
-        self._where = self._addresses()
+        self._seen = self._state()
 
-    def _changed(self) -> bool:
-        """Return True if weights were replaced or moved, or others packed than there are now."""
-        if self._addresses() != self._where:
-            return True
-        return self._sampled is not None and not torch.equal(
-            self._sampled, torch.cat(self._samples)
-        )
-
-    def _addresses(self) -> list[int]:
-        """List which modules there are, and their parameters' addresses."""
-        addresses: list[int] = []
+    def _state(self) -> list[float]:
+        """List which modules there are, their parameters' addresses, and samples of packed ones."""
+        state = torch.cat(self._samples).tolist() if self._samples else []
         for module in self._modules:
-            addresses += map(id, module._modules.values())
-            addresses += [
-                parameter.data_ptr()
-                for parameter in module._parameters.values()
-                if parameter is not None
-            ]
-        return addresses
+            parameters = [each for each in module._parameters.values() if each is not None]
+            state += [*map(id, module._modules.values()), *(each.data_ptr() for each in parameters)]
+        return state
 
     def begin(self, cache: KVCache | None) -> None:
         """Take over what was done to the weights since the last sequence, before the first pass.
@@ -87,7 +74,7 @@ class FusedPass:
         stay where they are: CUDA graphs copy all else.
         """
         with self._lock, torch.inference_mode():  # which may write to any tensor
-            if self._changed():
+            if self._state() != self._seen:
                 try:
                     self._fuse()
                 except NotNativeError as error:
@@ -214,3 +201,11 @@ class NativeForward(FusedPass):
                 streams.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *streams], -1) if streams else hidden).view(batch, count, -1)
+
+
+@family("gemma2")
+@family("gemma3_text")
+class GemmaForward(NativeForward):
+    """Norms multiply by 1 + w."""
+
+    added = True
