@@ -52,13 +52,52 @@ class Generation:
 
     prefill_seconds: until the first token, which the prefill gives; steps: everything after. The
     last step is complete even where `tokens` was cut at the most tokens asked for; it ends at a
-    stop token, since what a pass gives after that is no text.
+    stop token, since what a pass gives after that is no text. recorded: of every token that a
+    decoder with `record` committed, in the order of `tokens`, what `Record` says; where `tokens`
+    was cut there are more.
     """
 
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     prefill_seconds: float = 0.0
     peak_bytes: int = 0
+    recorded: list[Any] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probability of every token of `tokens`, for a decoder with record="logprobs"."""
+        return self.recorded[: len(self.tokens)]
+
+    def acceptance(self) -> dict[str, Any]:
+        """Summarise what was accepted, in the JSON shape of vLLM's `SpeculativeDecodingMetrics`.
+
+        Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1,
+        0, 1].
+
+        Returns:
+            mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted
+            tokens over its nodes), acceptance_histogram (by number of accepted tokens, how many
+            steps), acceptance_per_position (by position of a draft, the fraction of steps that
+            accepted it; not in vLLM's shape), num_spec_steps, num_accepted_draft_tokens,
+            num_draft_tokens, num_spec_tokens (the largest draft of a step, of a tree all its nodes
+            but the root).
+        """
+        steps = self.steps
+        accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
+        counts, largest = Counter(accepted), max(drafted, default=0)
+        histogram = [counts[number] for number in range(largest + 1)]
+        return {
+            "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
+            "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
+            "acceptance_histogram": histogram,
+            "acceptance_per_position": [
+                sum(histogram[at + 1 :]) / len(steps) for at in range(max(accepted, default=0))
+            ],
+            "num_spec_steps": len(steps),
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": sum(drafted),
+            "num_spec_tokens": largest,
+        }
 
     @property
     def block_efficiency(self) -> float:
@@ -156,7 +195,8 @@ class Stream:
                 else:
                     generation.prefill_seconds = step.seconds["other"]
                     generation.peak_bytes = peak_bytes(device)
-                accepted = step.tau
+                generation.recorded += step.recorded
+                step.recorded, accepted = [], step.tau
                 step.tokens = up_to_end(step.tokens, self.stop_tokens)
                 tokens = step.tokens[: self.max_new_tokens - len(generation.tokens)]
                 generation.tokens += tokens

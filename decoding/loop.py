@@ -35,10 +35,12 @@ from nde_talf.decoding.sampling.sampling_setting import (
 from nde_talf.decoding.step import (
     MOST_SLOTS,
     TREE_SLOTS,
+    Record,
     Step,
     Stopwatch,
     TokenIds,
     checked_prompt,
+    record_of,
 )
 from nde_talf.decoding.threads import choose_threads
 from nde_talf.decoding.tree import WarpedRows
@@ -76,6 +78,8 @@ class SpeculativeDecoder:
     clock: Callable[[], float] = time.perf_counter
     process: LogitsProcess | None = None
     """Changes logits by the text before them."""
+    record: Record = ""
+    """Record of the target to keep at every committed token."""
 
     def __post_init__(self) -> None:
         target, drafter = self.target, self.drafter
@@ -180,9 +184,9 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, features = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, logged, features = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
-        yield Step([state.root], 1, watch.seconds)
+        yield Step([state.root], 1, watch.seconds, logged)
         if self._graph_steps is not None:
             yield from self._graph_steps(state, rng, session, drafter, features)
             return
@@ -199,17 +203,17 @@ class SpeculativeDecoder:
         session: TreeSession,
         drafter: Drafter | None,
         stops: frozenset[int],
-    ) -> tuple[DecodingState, Tensor]:
+    ) -> tuple[DecodingState, list[Any], Tensor]:
         """Run the prompt, sample the first root, and begin the draft.
 
-        Returns the state and the target's features at the prompt.
+        Returns the state, the record and the target's features at the prompt.
         """
         hidden, features = self.target.parts(session.append(prompt), self.layers)
-        logits = self.target.logits(hidden[-1:])
+        raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
             processed = Processed(self.process, [*prompt], stops, len(prompt))
-            logits = processed([prompt], logits)
+            logits = processed([prompt], raw)
         rows = WarpedRows(logits, setting)
         token = rng.categorical(rows[0])
         if processed is not None:
@@ -222,7 +226,7 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, features
+        return state, record_of(raw, [token], self.record), features
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
@@ -234,10 +238,10 @@ class SpeculativeDecoder:
 
         states = session.grow(tree.tokens, tree.parents)
         hidden, features = self.target.parts(states, self.layers)
-        logits = self.target.logits(hidden)
+        raw = logits = self.target.logits(hidden)
         processed = state.processed
         if processed is not None:
-            logits = processed(processed.texts(tree, range(len(tree))), logits)
+            logits = processed(processed.texts(tree, range(len(tree))), raw)
         rows = tree.score(logits, state.setting)
         watch.charge("target")
 
@@ -254,5 +258,6 @@ class SpeculativeDecoder:
             of_path = accepted.of(features) if drafter.takes_features else features
             drafter.advance(accepted, of_path)
             watch.charge("draft")
+        logged = record_of(accepted.of(raw) if self.record else raw, tokens, self.record)
         watch.charge("other")
-        return Step(tokens, len(tree), watch.seconds), state
+        return Step(tokens, len(tree), watch.seconds, logged), state

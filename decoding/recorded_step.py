@@ -72,8 +72,8 @@ def why_not(decoder: Any) -> str:
         return f"the policy drafts no delayed trees of up to {MOST} nodes"
     if rule.table is None:
         return f"verifier={rule.name} looks at whole rows"
-    if decoder.process is not None:
-        return "logits are changed"
+    if decoder.process is not None or decoder.record:
+        return "logits are changed or recorded"
     if decoder.target.native is None or not (drafter is None or drafter.native):
         return "target or draft has no native pass, and may have hooks or states"
     return ""

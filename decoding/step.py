@@ -1,10 +1,11 @@
 """A step of the decode loop, its clock, and the prompt that it begins with."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
+import torch
 from pydantic import PlainValidator
 from torch import Tensor
 
@@ -35,9 +36,23 @@ class Stopwatch:
         self.last = now
 
 
+Record = Literal["", "logprobs", "logits"]
+"""Notes on the target at every committed token: nothing, the token's log-probability under
+the model (neither processed nor warped, as vLLM's raw_logprobs), or the full row of logits [V].
+"""
+
+
+def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
+    """The entries of `tokens`, whose rows are `logits` [len(tokens), V]."""
+    if record == "logprobs":
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return wide.log_softmax(-1)[range(len(tokens)), tokens].tolist()
+    return list(logits.clone()) if record else []  # a view would hold the rows of the full tree
+
+
 @dataclass
 class Step:
-    """One target pass: committed tokens, nodes of the tree, seconds a phase.
+    """One target pass: committed tokens, nodes of the tree, seconds a phase, records of each token.
 
     It commits tau accepted tokens and one more, or fewer where a text ends; the nodes include the
     root. The prefill is one too,
@@ -47,6 +62,7 @@ class Step:
     tokens: list[int]
     nodes: int
     seconds: dict[str, float]
+    recorded: list[Any] = field(default_factory=list)
 
     @property
     def tau(self) -> int:

@@ -18,7 +18,6 @@ from nde_talf.decoding.tree import DraftTree
 class LogitsProcess:
     """A pure function: equal texts and logits give equal results, in any order of calls.
 
-    It may change `logits` in place.
     One with textless = True looks at logits alone. It is called once for all rows, with no texts.
     """
 
@@ -68,7 +67,7 @@ class Processed:
     def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
         """Process `logits` [n, V] after `texts`, which may differ in length."""
         if self.process.textless:
-            return self.process([], logits)
+            return self.process([], logits.clone())  # which it may change in place
         if self._length != len(self.text):
             self._length, self._rows = len(self.text), {}
         results = list(logits.float())
