@@ -185,11 +185,11 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, logged, features = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, logged, last = self._prefill(tokens, setting, rng, session, drafter, stops)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, logged)
         if self._graph_steps is not None:
-            yield from self._graph_steps(state, rng, session, drafter, features)
+            yield from self._graph_steps(state, rng, session, drafter, last)
             return
         while state.room >= 0:
             with torch.inference_mode():
@@ -207,9 +207,10 @@ class SpeculativeDecoder:
     ) -> tuple[DecodingState, list[Any], Tensor]:
         """Run the prompt, sample the first root, and begin the draft.
 
-        Returns the state, the record and the target's features at the prompt.
+        Returns the state, the record and the target's states [W] at the prompt's end.
         """
-        hidden, features = self.target.parts(session.append(prompt), self.layers)
+        states = session.append(prompt)
+        hidden, features = self.target.parts(states, self.layers)
         raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
@@ -227,7 +228,7 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw, [token], self.record), features
+        return state, record_of(raw, [token], self.record), states[-1]
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None
