@@ -289,20 +289,17 @@ class RecordedSteps:
         target = self.decoder.target
         logits = target.logits(target.parts(states, self.decoder.layers)[0])
         self.p[:nodes], self.states[:nodes] = warp(logits, self.state.setting), states
-        self.row.zero_()
+        self.row.fill_(1)
 
-    def reach(self, width: int, below: int) -> None:
-        """Find the weights of the rows below the next `width`, for Traversal."""
-        self._rows(MOST).reach(self.row, width, below, below)  # all may be below one row
+    def reach(self, width: int) -> None:
+        """Find the weights of the next `width` rows, for Traversal."""
+        draws = self.row + torch.arange(width, device=self.device)
+        self._rows(MOST).reach(draws, width)  # all may be below one row
         self.row.add_(width)
 
-    def table(self, nodes: int, most: int) -> tuple[Tensor, Tensor]:
-        """Return all that the host gets, and the weights: see `Rows.table`.
-
-        The weights take q's place, which is needed no more.
-        """
-        found, weights = self._rows(nodes).table(self.sent[LAST_DRAWS, :nodes], most)
-        return found, self.q[:nodes].copy_(weights)
+    def table(self, nodes: int, most: int) -> Tensor:
+        """Return all that the host gets: see `Rows.table`."""
+        return self._rows(nodes).table(self.sent[LAST_DRAWS, :nodes], most)
 
     def _rows(self, count: int) -> Rows:
         buffers = self.p, self.q, self.weights, self.tokens, self.above
@@ -312,16 +309,15 @@ class RecordedSteps:
         """Bring the table to the host; return the tree of its draws, and each node's first row."""
         shape, _, widths = layout(action)
         offered, bottom_up = self.decoder.verify.table
-        for width, below in pairwise(widths if bottom_up else ()):
-            self._run(self.reach, width, below)
+        for width in widths[1:] if bottom_up else ():
+            self._run(self.reach, width)
         most = min(max(widths[1:], default=0), MOST if offered is None else offered)
-        found, weights = self._run(self.table, self.decoder.static.size(len(shape)), most)
-        lines = found.tolist()
+        lines = self._run(self.table, self.decoder.static.size(len(shape)), most).tolist()
         tree, nodes, row = DraftTree.rooted(root), [0], {0: 0}
         for at in range(1, len(shape)):
-            nodes.append(tree.add(nodes[shape.parents[at]], int(lines[at][2])))
+            nodes.append(tree.add(nodes[shape.parents[at]], int(lines[at][0])))
             row.setdefault(nodes[at], at)
-        tree.nodes = partial(TableNode, lines, weights, tree, row)
+        tree.nodes = partial(TableNode, lines, self.q, tree, row)
         return tree, row
 
     def _pass(

@@ -229,9 +229,9 @@ def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
         p, q = warp(p, setting), warp(q, setting)
         rows = Rows(p, q, torch.ones_like(uniforms), above.clamp(min=0), above)
         if bottom_up:
-            rows.reach(0, 1, 2, 2)
-            rows.reach(1, 2, 3, 2)
-        return rows.table(uniforms, 2)
+            rows.reach(torch.arange(1, 3), 2)
+            rows.reach(torch.arange(3, 6), 2)
+        return rows.table(uniforms, 2), rows.q
 
     traced = make_fx(table, tracing_mode="fake")(*inputs)
     for ours, expected in zip(traced(*inputs), table(*inputs), strict=True):

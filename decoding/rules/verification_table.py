@@ -8,7 +8,7 @@ one transfer brings them. Rules walk unchanged, over nodes that look these up.
 import math
 from collections import Counter
 from functools import partial
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -53,58 +53,52 @@ class Rows(NamedTuple):
         """Return weights [n, V] in proportion to (w0 p - c q)_+."""
         return self.p.addcmul(self.q, (c / self.w0).to(self.p)[:, None], value=-1).clamp_(min=0)
 
-    def states(self, most: int) -> Residual:
-        """Return what is left of p after 0 to `most` rejections; each field is [n, most + 1]."""
+    def states(self, most: int) -> Tensor:
+        """Return the `Residual`s after 0 to `most` rejections, [n, most + 1, 3]."""
         none = torch.zeros_like(self.w0)
         states = [Residual(none, none, none + 1)]  # a mass of 0: nothing was drawn
         for _ in range(most):
             states.append(reject(self, states[-1], self.w0))
-        return Residual(*(torch.stack(each, 1) for each in zip(*states, strict=True)))
+        numbers = [each for state in states for each in state]
+        return torch.stack(numbers, 1).view(-1, most + 1, 3)
 
-    def reach(self, start: Any, width: int, below: int, most: int) -> None:
-        """Set the weights of the `below` rows after the `width` rows from `start` (Traversal).
+    def reach(self, draws: Any, most: int) -> None:
+        """Set the weights with which rows `draws` of a level are reached (Traversal).
 
         Args:
-            start: a number, or a tensor [1].
-            width: rows of one level, whose weights are set.
-            below: rows drawn below these.
+            draws: a slice or a tensor; the level before has its weights.
             most: draws below a row.
         """
-        rows = start + torch.arange(width + below, device=self.p.device)
-        level, draws = rows.split([width, below])
-        tokens, above = self.tokens[draws], self.above[draws] - start
-        before = (above[:, None] == above).tril(-1).sum(1)
-        rows = Rows(self.p[level], self.q[level], self.w0[level], tokens, above)
-        c, _, d = (each[above, before] for each in rows.states(most - 1))
-        px, qx = (each[above, tokens].double() for each in rows[:2])
-        weights = accept(px, qx, Residual(c, None, d), rows.w0[above])
-        self.w0[draws] = weights.clamp(min=LEAST)
+        tokens, above = self.tokens[draws], self.above[draws]
+        rows = Rows(*(each[above] for each in self[:3]), tokens, above)
+        before = (above[:, None] == above).tril(-1).sum(1, keepdim=True)
+        c, _, d = (each.gather(1, before) for each in rows.states(most - 1).unbind(2))
+        px, qx = (each.gather(1, tokens[:, None]) for each in rows[:2])
+        reached = accept(px, qx, Residual(c, None, d), rows.w0[:, None])
+        self.w0[draws] = reached[:, 0].clamp(min=LEAST)
 
-    def table(self, uniforms: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    def table(self, uniforms: Tensor, most: int) -> Tensor:
         """Draw a token at each row from its last residual, or from p where nothing is left.
+
+        The weights of these draws take the place of q.
 
         Args:
             uniforms: [n], by which tokens are drawn.
             most: draws of a row that the rule looks at.
 
         Returns:
-            Of each row what `TableNode` looks up: the mass that the token is drawn from, this
-            token, its own, p and q of its own at the row above, and what is left after 1 to `most`
-            rejections; then the weights [n, V] of the draw.
+            Of each row what `TableNode` looks up: its token, p and q of this at the row above, the
+            mass that a token is drawn from, that token, and what is left after 1 to `most`
+            rejections.
         """
         states, rows = self.states(most), torch.arange(len(self.p), device=self.p.device)
-        draws = (self.above == rows[:, None]).sum(1, keepdim=True).clamp(max=most)
-        c, left = (each.gather(1, draws) for each in states[:2])
-        rest = torch.where(left <= EMPTY, self.p, self.rest(c[:, 0]))
-        columns = (
-            rest.sum(-1, keepdim=True, dtype=torch.float64),
-            inverse_cdf(rest, uniforms[:, None]),
-            self.tokens[:, None],
-            self.p[self.above, self.tokens, None],
-            self.q[self.above, self.tokens, None],
-            states.z[:, 1:],
-        )
-        return torch.cat([each.double() for each in columns], 1), rest
+        draws = (self.above == rows[:, None]).sum(1).clamp(max=most)
+        c, left, _ = states[rows, draws].unbind(1)
+        px, qx = (each[self.above, self.tokens] for each in self[:2])
+        rest = torch.where((left <= EMPTY)[:, None], self.p, self.rest(c), out=self.q)
+        total, drawn = rest.sum(1, dtype=torch.float64), inverse_cdf(rest, uniforms[:, None])
+        columns = torch.stack([self.tokens, px, qx, total, drawn[:, 0]], 1)
+        return torch.cat([columns, states[:, 1:, 1]], 1)
 
 
 class TableNode(Node):
@@ -112,7 +106,7 @@ class TableNode(Node):
 
     Args:
         lines: of `Rows.table`, on the host.
-        weights: [n, V], that tokens were drawn from.
+        weights: [n, V], that tokens were drawn from: q's place.
         tree: of the table's draws.
         row: of each node the first.
         number: of the node.
@@ -126,10 +120,10 @@ class TableNode(Node):
         row: dict[int, int],
         number: int,
     ):
-        self.mass_left, token, _, _, _, *left = lines[row[number]]
+        _, _, _, self.mass_left, token, *left = lines[row[number]]
         self.token, self.weights, self.masses = int(token), weights[row[number]], iter(left)
         children = tree.children[number]
-        numbers = {tree.tokens[child]: lines[row[child]][3:5] for child in children}
+        numbers = {tree.tokens[child]: lines[row[child]][1:3] for child in children}
         p, q = ({token: each[at] for token, each in numbers.items()} for at in range(2))
         super().__init__(p, q, [tree.tokens[child] for child in children])
 
@@ -175,10 +169,10 @@ def nodes_of(tree: DraftTree, rng: Rng, offered: int | None = None, bottom_up: b
     most = max(map(len, tree.children)) if offered is None else offered
     p = tree.p_rows()[order]
     q = tree.q_rows([node if tree.children[node] else 0 for node in nodes]) if most else p
-    rows, start = Rows(p, q, torch.ones_like(sent[3]), *places), 0
+    rows = Rows(p, q, torch.ones_like(sent[3]), *places)
     if bottom_up:
-        for width, below in pairwise(Counter(tree.depth[node] for node in nodes).values()):
-            rows.reach(start, width, below, max(map(above.count, range(start, start + width))))
-            start += width
-    found, weights = rows.table(sent[3], most)
-    return partial(TableNode, found.tolist(), weights, tree, row)
+        for _, level in groupby(range(1, len(nodes)), lambda at: tree.depth[nodes[at]]):
+            first, *others = level
+            draws = slice(first, first + 1 + len(others))
+            rows.reach(draws, max(Counter(above[draws]).values()))
+    return partial(TableNode, rows.table(sent[3], most).tolist(), q, tree, row)
