@@ -95,7 +95,7 @@ class SpeculativeDecoder:
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
                 " the policy Autoregressive()."
             )
-        self._graph_steps = None if self.static is None else self.static.recorder(self)
+        self._recorder = None if self.static is None else self.static.recorder(self)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
@@ -186,15 +186,15 @@ class SpeculativeDecoder:
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
             state, logged, last = self._prefill(tokens, setting, rng, session, drafter, stops)
+            step = self._step
+            if self._recorder is not None:
+                step = self._recorder(state, session, drafter, last)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, logged)
-        if self._graph_steps is not None:
-            yield from self._graph_steps(state, rng, session, drafter, last)
-            return
         while state.room >= 0:
             with torch.inference_mode():
-                step, state = self._step(state, rng, session, drafter)
-            yield step
+                done, state = step(state, rng, session, drafter)
+            yield done
 
     def _prefill(
         self,

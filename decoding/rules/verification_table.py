@@ -70,7 +70,8 @@ class Rows(NamedTuple):
             most: draws below a row.
         """
         tokens, above = self.tokens[draws], self.above[draws]
-        rows = Rows(*(each[above] for each in self[:3]), tokens, above)
+        p, q, w0 = (each[above] for each in self[:3])
+        rows = Rows(p, q, w0, tokens, above)
         before = (above[:, None] == above).tril(-1).sum(1, keepdim=True)
         c, _, d = (each.gather(1, before) for each in rows.states(most - 1).unbind(2))
         px, qx = (each.gather(1, tokens[:, None]) for each in rows[:2])
@@ -92,10 +93,13 @@ class Rows(NamedTuple):
             rejections.
         """
         states, rows = self.states(most), torch.arange(len(self.p), device=self.p.device)
-        draws = (self.above == rows[:, None]).sum(1).clamp(max=most)
-        c, left, _ = states[rows, draws].unbind(1)
         px, qx = (each[self.above, self.tokens] for each in self[:2])
-        rest = torch.where((left <= EMPTY)[:, None], self.p, self.rest(c), out=self.q)
+        rest = self.p
+        if most:
+            draws = (self.above == rows[:, None]).sum(1).clamp(max=most)
+            c, left, _ = states[rows, draws].unbind(1)
+            rest = torch.where((left <= EMPTY)[:, None], rest, self.rest(c))
+        self.q.copy_(rest)
         total, drawn = rest.sum(1, dtype=torch.float64), inverse_cdf(rest, uniforms[:, None])
         columns = torch.stack([self.tokens, px, qx, total, drawn[:, 0]], 1)
         return torch.cat([columns, states[:, 1:, 1]], 1)
