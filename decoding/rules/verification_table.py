@@ -94,13 +94,13 @@ class Rows(NamedTuple):
         """
         states, rows = self.states(most), torch.arange(len(self.p), device=self.p.device)
         px, qx = (each[self.above, self.tokens] for each in self[:2])
-        rest = self.p
         if most:
             draws = (self.above == rows[:, None]).sum(1).clamp(max=most)
             c, left, _ = states[rows, draws].unbind(1)
-            rest = torch.where((left <= EMPTY)[:, None], rest, self.rest(c))
-        self.q.copy_(rest)
-        total, drawn = rest.sum(1, dtype=torch.float64), inverse_cdf(rest, uniforms[:, None])
+            torch.where((left <= EMPTY)[:, None], self.p, self.rest(c), out=self.q)
+        else:
+            self.q.copy_(self.p)
+        total, drawn = self.q.sum(1, dtype=torch.float64), inverse_cdf(self.q, uniforms[:, None])
         columns = torch.stack([self.tokens, px, qx, total, drawn[:, 0]], 1)
         return torch.cat([columns, states[:, 1:, 1]], 1)
 
