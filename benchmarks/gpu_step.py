@@ -295,7 +295,7 @@ def parts_of_a_step(
     next(stream), next(stream)
     (steps,) = static.steps.values()
     shown = static.shown(len(text) + 48)
-    steps.whole[SCALARS, 1] = 4
+    steps.whole[SCALARS, 1] = 3
 
     if not graphs:
         steps.graphs = lambda key, function: function()
@@ -306,8 +306,8 @@ def parts_of_a_step(
         run(steps.level, width, 4, shown)
 
     def verify() -> None:
-        steps.row.zero_()
-        decoder.verify(steps.drafted(1, action)[0], rng)
+        steps.row.fill_(1)
+        decoder.verify(steps.drafted(action)[0], rng)
 
     parts = {
         "commit, draft and draw at the root": lambda: run(steps.advance, 4, 4, shown),

@@ -34,6 +34,11 @@ class Action(NamedTuple):
         """
         return 1 + self.l1 + self.k * self.l2
 
+    @property
+    def widths(self) -> list[int]:
+        """Return the number of draws of each level."""
+        return [1] * self.l1 + [self.k] * self.l2
+
 
 def canonical(action: Action) -> Action:
     """Return the representative of all actions that draft one tree: single paths are (1, 0, L)."""

@@ -96,7 +96,7 @@ class SpeculativeDecoder:
                 f"drafter=None: the policy drafts '{self.policy.trees}' trees. Give a drafter, or"
                 " the policy Autoregressive()."
             )
-        self._graph_steps = None if self.static is None else self.static.recorder(self)
+        self._recorder = None if self.static is None else self.static.recorder(self)
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, self.static.context] if self.static else contexts)
         self.tick = synchronised(self.clock, target.device) if self.timed else self.clock
@@ -184,16 +184,16 @@ class SpeculativeDecoder:
         drafter = None if self.drafter is None else self.drafter.fork()
         self.drafting = drafter  # of the sequence begun last
         with torch.inference_mode():
-            state, logged, features = self._prefill(tokens, setting, rng, session, drafter, stops)
+            state, logged, last = self._prefill(tokens, setting, rng, session, drafter, stops)
+            step = self._step
+            if self._recorder is not None:
+                step = self._recorder(state, session, drafter, last)
         watch.charge("other")
         yield Step([state.root], 1, watch.seconds, logged)
-        if self._graph_steps is not None:
-            yield from self._graph_steps(state, rng, session, drafter, features)
-            return
         while state.room >= 0:
             with torch.inference_mode():
-                step, state = self._step(state, rng, session, drafter)
-            yield step
+                done, state = step(state, rng, session, drafter)
+            yield done
 
     def _prefill(
         self,
@@ -206,9 +206,10 @@ class SpeculativeDecoder:
     ) -> tuple[DecodingState, list[Any], Tensor]:
         """Run the prompt, sample the first root, and begin the draft.
 
-        Returns the state, the record and the target's features at the prompt.
+        Returns the state, the record and the target's states [W] at the prompt's end.
         """
-        hidden, features = self.target.parts(session.append(prompt), self.layers)
+        states = session.append(prompt)
+        hidden, features = self.target.parts(states, self.layers)
         raw = logits = self.target.logits(hidden[-1:])
         processed = None
         if self.process is not None:
@@ -226,7 +227,7 @@ class SpeculativeDecoder:
         room = self.max_context - context
         state = DecodingState(token, context, room, setting, rows.seen(0), hidden[-1])
         state.processed = processed
-        return state, record_of(raw, [token], self.record), features
+        return state, record_of(raw, [token], self.record), states[-1]
 
     def _step(
         self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter | None

@@ -25,7 +25,7 @@ from nde_talf.decoding.models.static_shapes import FixedPasses, RecordedGraphs
 from nde_talf.decoding.models.tree_session import TreeSession
 from nde_talf.decoding.recorded_step import RecordedShapes
 from nde_talf.decoding.rules import verification_table
-from nde_talf.decoding.rules.verification_table import VerificationTable
+from nde_talf.decoding.rules.verification_table import Rows
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.rng import locate, warp
@@ -221,20 +221,17 @@ def test_a_recorded_step_uploads_once_and_waits_once(drafter, count, on_gpu, mon
 def test_a_graph_could_hold_verification(bottom_up, setting, monkeypatch):
     """Traced with tensors that have no numbers: nothing is read, no shape depends on any."""
     monkeypatch.setattr(sampling, "nucleus", nucleus_sorted)
-    children = torch.tensor([[1, 2], [3, 4], [5, 6], [6, 6], [6, 6], [6, 6]])
-    inputs = torch.randn(6, 9), torch.randn(6, 9), torch.rand(6, dtype=torch.float64), children
+    above = torch.tensor([-1, 0, 0, 1, 1, 2])
+    inputs = torch.randn(6, 9), torch.randn(6, 9), torch.rand(6, dtype=torch.float64), above
 
-    def table(p, q, uniforms, children):
+    def table(p, q, uniforms, above):
         """All that verification computes on a GPU, from logits."""
-        numbers, p, q = (
-            VerificationTable(uniforms.long().repeat(2)[:7], children),
-            warp(p, setting),
-            warp(q, setting),
-        )
-        for start, end in ((0, 1), (1, 3)) if bottom_up else ((0, 6),):
-            here = slice(start, end)
-            numbers.reject(p[here], q[here], torch.arange(start, end), 2, bottom_up)
-        return numbers.finish(p, q, 2, uniforms)
+        p, q = warp(p, setting), warp(q, setting)
+        rows = Rows(p, q, torch.ones_like(uniforms), above.clamp(min=0), above)
+        if bottom_up:
+            rows.reach(torch.arange(1, 3), 2)
+            rows.reach(torch.arange(3, 6), 2)
+        return rows.table(uniforms, 2), rows.q
 
     traced = make_fx(table, tracing_mode="fake")(*inputs)
     for ours, expected in zip(traced(*inputs), table(*inputs), strict=True):

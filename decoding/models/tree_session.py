@@ -32,7 +32,7 @@ class Shapes:
     """Raises UserError where features of a target's layers cannot be taken."""
 
     def recorder(self, decoder: Any) -> Callable[..., Any] | None:
-        """Return what yields a decoder's steps in its place; None: nothing does."""
+        """Return what makes the step of a sequence after its prefill; None: the loop's own."""
         return None
 
 

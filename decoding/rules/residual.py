@@ -108,15 +108,15 @@ class Node:
     """One node of a tree.
 
     Args:
-        p: row [V].
-        q: row [V], or what gives a probability by token and the row by `dense()`
+        p: row [V], or numbers by drafted token.
+        q: the same, or what gives a probability by token and the row by `dense()`
             (`gbv.TiltedRow`).
         drafted: its draws in draft order, with repeats.
         left: for draws without replacement, the mass of q that each was drawn from
             (`DraftTree.masses`).
     """
 
-    def __init__(self, p: Tensor, q: Any, drafted: list[int], left: list[float] | None = None):
+    def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
         self.p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -31,6 +32,7 @@ from nde_talf.decoding.common.errors import Advice
 from nde_talf.decoding.models import static_shapes
 from nde_talf.decoding.models.static_shapes import RecordedGraphs
 from nde_talf.decoding.recorded_step import PARENTS, SEES, RecordedShapes, RecordedSteps
+from nde_talf.decoding.rules.verification_table import Rows
 from nde_talf.decoding.sampling import rng as sampling
 from nde_talf.decoding.sampling.nucleus import nucleus_sorted
 from nde_talf.decoding.sampling.sampling_setting import RAW
@@ -113,40 +115,40 @@ class OfTables(RecordedSteps):
     """Steps whose models are tables; draws, merging, the table and the walk are the real ones."""
 
     def __init__(self, tables):
-        self.tables, self.passes = tables, []
-        self.device, row = torch.device("cpu"), tables(())[0]
-        self.p, self.q = row.new_zeros(2, 48, len(row))
-        self.make_rows()
+        self.tables, (row, _) = tables, tables(())
+        super().__init__(row, row, row)
 
     def text(self, row):
         tokens, parents = [], self.whole[PARENTS].tolist()
         while row:
-            tokens.append(int(self.tokens[row]))
+            tokens.append(int(self.rows.tokens[row]))
             row = parents[row]
         return tuple(reversed(tokens))
 
     def advance(self, count, width, shown):
-        self.numbers.clear()
+        self.rows.above.fill_(-1)
+        self.rows.w0.fill_(1)
         self.row.fill_(1)
-        self.q[0] = self.tables(())[1]
+        self.rows.q[0] = self.tables(())[1]
         self.draw(width)
 
     def level(self, width, below, shown):
         end = int(self.row)
         for row in range(end - width, end):
-            self.q[row] = self.tables(self.text(row))[1]
+            self.rows.q[row] = self.tables(self.text(row))[1]
         self.draw(below)
 
     def score(self, nodes, shown):
         for row in range(int((self.whole[SEES] > 0).sum())):
-            self.p[row] = self.tables(self.text(row))[0]
-        self.row.zero_()
+            self.rows.p[row] = self.tables(self.text(row))[0]
+        self.row.fill_(1)
 
     def emitted(self, policy, rule, rng):
-        decoder = SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter)
-        decoder.static = static()
-        state = DecodingState(0, 1, 20, RAW, None, None)
-        return tuple(next(self.steps(decoder, state, rng, [], None)).tokens)
+        turn = SimpleNamespace(passes=SimpleNamespace(turn=nullcontext))
+        self.decoder = SimpleNamespace(policy=policy, verify=rule, tick=time.perf_counter)
+        self.decoder.static = static()
+        self.accepted, state = ([0], [0]), DecodingState(0, 1, 20, RAW, None, None)
+        return tuple(self.step(state, rng, turn, None)[0].tokens)
 
 
 def all_tables(night):
@@ -224,16 +226,17 @@ def test_a_graph_could_hold_every_function(drafts, rule, monkeypatch):
         partial(steps.draw, 4),
         partial(steps.level, 4, 4, CONTEXT),
         partial(steps.score, 16, CONTEXT),
-        partial(steps.reject, 1, 4),
+        partial(steps.reach, 4),
         partial(steps.table, 16, 4),
     )
     with torch.inference_mode():
         for function in functions:
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                for of in (steps, steps.numbers):
-                    for name, each in vars(of).items():
-                        if isinstance(each, torch.Tensor):
-                            monkeypatch.setattr(of, name, mode.from_tensor(each.clone()))
+                for name, each in vars(steps).items():
+                    if isinstance(each, torch.Tensor):
+                        monkeypatch.setattr(steps, name, mode.from_tensor(each.clone()))
+                rows = (mode.from_tensor(each.clone()) for each in steps.rows)
+                monkeypatch.setattr(steps, "rows", Rows(*rows))
                 function()
 
 
@@ -284,7 +287,7 @@ def test_few_graphs_serve_all_trees(rule, monkeypatch):
     counts = Counter(key[0] for key in steps.graphs.graphs)
     assert len(ALL_TREES) == 233 and counts.total() < 60
     # Of a level and the next: 1 and 1, and of each k > 1 also 1 and k, and k and k.
-    assert (counts["level"], counts["reject"], counts["score"]) == (7, 7 * (rule == "traversal"), 6)
+    assert (counts["level"], counts["reach"], counts["score"]) == (7, 4 * (rule == "traversal"), 6)
 
 
 def test_why_steps_are_not_recorded_is_one_line():

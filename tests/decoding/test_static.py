@@ -165,7 +165,7 @@ def test_keys_and_values_that_a_device_cannot_hold_are_refused_with_their_size(m
     target, _ = tiny_pair(16)
     monkeypatch.setattr(Slots, "room", full)
     session = target.session((), RecordedShapes(1 << 20, rows=4))
-    with refusal("keys and values of 1048584 tokens need"):
+    with refusal("keys and values of 1048632 tokens need"):
         session.append([1, 2])
 
 
