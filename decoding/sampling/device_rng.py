@@ -28,15 +28,20 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
-    """`search` in one go, since calls and transfers cost on a device."""
-    drawn = rows[upload(torch.tensor(at), rows.device)]
-    numbers = upload(torch.tensor(uniforms, dtype=torch.float64), rows.device)[:, None]
-    totals = drawn.sum(-1, keepdim=True, dtype=torch.float64)
-    found = torch.cat([inverse_cdf(drawn, numbers).double(), totals], 1).tolist()
-    for _, total in found:
+    """`search` in one go, since calls and transfers cost on a device; each row is summed once."""
+    of_row: list[list[float]] = [[] for _ in range(len(rows))]
+    places = []
+    for row, uniform in zip(at, uniforms, strict=True):
+        places.append((row, len(of_row[row])))
+        of_row[row].append(uniform)
+    most = max(map(len, of_row))
+    padded = torch.tensor([row + [0.0] * (most - len(row)) for row in of_row], dtype=torch.float64)
+    found = inverse_cdf(rows, upload(padded, rows.device)).double()
+    numbers = torch.cat([found, rows.sum(-1, keepdim=True, dtype=torch.float64)], 1).tolist()
+    for *_, total in numbers:
         if not 0 < total < float("inf"):
             raise massless(total)
-    return [int(index) for index, _ in found]
+    return [int(numbers[row][draw]) for row, draw in places]
 
 
 def massless(total: float) -> ArgumentError:
