@@ -49,8 +49,8 @@ def settings(config: Config) -> dict[str, Any]:
         del model[name]["checkpoint_seconds"]
     files = {
         source: digest
-        for key, source, _ in sources(config)
-        if source and key != "dialogues" and (digest := source_digest(source))
+        for _, source, _ in sources(config.data)
+        if source and (digest := source_digest(source))
     }
     return {"model": model, "data": asdict(config.data), "files": files, "seed": config.seed}
 
@@ -61,7 +61,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     if model.target:  # wrong input first
         shared_tokenizer(model)
     models = load_models(model.given.values(), *model.placed)
-    context = shared_context(config, (model.max_context for model in models))
+    context = shared_context(model, (model.max_context for model in models))
     text = read_text(config, folder, models, context)
     if models:
         check_rows(text.train, models[0])
@@ -114,7 +114,7 @@ def _train(config: Config, folder: Path, text: PairText, tracker: Tracker) -> No
         out = folder / role
         if role == "draft" and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            engine = partial(answering_engine, config, target)
+            engine = partial(answering_engine, config.model, config.engine.batch, target)
             answer_prompts(config, folder, text, target.max_context, engine)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
