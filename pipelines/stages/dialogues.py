@@ -35,7 +35,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.own_files import framed, shortened, show
 from nde_talf.pipelines.config.schema import Config, ModelConfig
-from nde_talf.pipelines.stages.answers import SelfMade, in_shards
+from nde_talf.pipelines.stages.answers import Sampling, SelfMade, in_shards
 from nde_talf.pipelines.stages.pair_text import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
@@ -81,7 +81,9 @@ def dialogue_rows(
     encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
     pair, asked, model = Pair(folders["pair"]), config.engine, config.model
     engine = cache(lambda: _engine(asked, model, own.length, pair))
-    dialogues = _questions(config, own, folders["draft"], pair, encoder, lambda: engine()[0])
+    how = Sampling(lambda: engine()[0], asked.batch, config.seed)
+    count = config.data.self_made.count
+    dialogues = _questions(own, count, folders["draft"], pair, encoder, how)
     named = Dataset.from_dict({"name": [one.name for one in dialogues]})
     sides = split_documents(named, own.held_out, config.seed)
     if own.regenerate:
@@ -118,14 +120,14 @@ def _packed(title: str, documents: list[Document], length: int, pad: int) -> Tok
 
 
 def _questions(
-    config: Config,
     own: DialogueConfig,
+    count: int,
     folder: Path,
     pair: Pair,
     encoder: ChatEncoder,
-    engine: Callable[[], Engine],
+    how: Sampling,
 ) -> list[Dialogue]:
-    """Read the dialogues, or let the target ask them.
+    """Read the dialogues, or let the target ask `count` of them.
 
     None asks what a test prompt asks, and none that it asks is much like one that is traced or
     decoded.
@@ -136,14 +138,14 @@ def _questions(
         held_out = (
             prompt.text.removeprefix(before).removesuffix(after) for prompt in pair.every_prompt()
         )
-        store, count = TraceStore(folder / "questions", "questions"), config.data.self_made.count
-        how = user_turn(encoder), TURN, config.engine.batch, config.seed + SEED
-        texts = SelfMade(store, engine, encoder.tokenizer, *how).texts(count, held_out)
+        store, other = TraceStore(folder / "questions", "questions"), how.seed + SEED
+        asked = how._replace(seed=other), encoder.tokenizer, user_turn(encoder), TURN
+        texts = SelfMade(store, *asked).texts(count, held_out)
         dialogues = [
             Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts
         ]
     else:
-        dialogues, skipped = read_dialogues(own, config.seed)
+        dialogues, skipped = read_dialogues(own, how.seed)
     tests = {prompt.question for prompt in pair.of_split("test")}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)

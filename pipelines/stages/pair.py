@@ -27,6 +27,7 @@ from nde_talf.pipelines.config.checks import sources
 from nde_talf.pipelines.config.own_files import framed, shortened
 from nde_talf.pipelines.config.schema import PASSES, Config, ModelConfig
 from nde_talf.pipelines.runs.tracking import Tracker
+from nde_talf.pipelines.stages.answers import Sampling
 from nde_talf.pipelines.stages.pair_text import (
     PairText,
     answer_prompts,
@@ -114,8 +115,10 @@ def _train(config: Config, folder: Path, text: PairText, tracker: Tracker) -> No
         out = folder / role
         if role == "draft" and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            engine = partial(answering_engine, config.model, config.engine.batch, target)
-            answer_prompts(config, folder, text, target.max_context, engine)
+            size = config.engine.batch
+            engine = partial(answering_engine, config.model, size, target)
+            how = Sampling(engine, size, config.seed)
+            answer_prompts(config.data, folder, text, target.max_context, how)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")

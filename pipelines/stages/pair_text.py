@@ -3,7 +3,7 @@
 The shipped text, a corpus, the target's answers to prompts, or text that it writes itself.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle, islice
@@ -34,7 +34,7 @@ from nde_talf.decoding.models.precision import type_of_draft
 from nde_talf.decoding.models.static_shapes import MARGIN
 from nde_talf.pipelines.config.own_files import show
 from nde_talf.pipelines.config.schema import Config, ModelConfig
-from nde_talf.pipelines.stages.answers import SelfMade, sampled
+from nde_talf.pipelines.stages.answers import Sampling, SelfMade, sampled
 from nde_talf.pipelines.stages.shared_tokenizer import shared_tokenizer
 
 SHOWN = 10
@@ -108,9 +108,10 @@ def read_text(
     """Read text and prompts; a target that is given writes the text that a head learns from."""
     data, model, given = config.data, config.model, config.model.target
     own = given is not None and data.source == ANSWERS
-    engine = cache(lambda: answering_engine(model, config.engine.batch, models[0]))
+    size = config.engine.batch
+    how = Sampling(cache(lambda: answering_engine(model, size, models[0])), size, config.seed)
     if data.source == SELF:
-        text = _self_made(config, folder, models[0].max_context, engine)
+        text = _self_made(data, model, folder, models[0].max_context, how)
         own = bool(text.tokenizer.chat_template)
     elif own:
         text = _empty_text(model)
@@ -122,30 +123,29 @@ def read_text(
         text.prompts = set_prompts(config, text.tokenizer, context)
     text.prompts = encode_prompts(text.prompts, text.tokenizer, special=bool(given))
     if own:
-        answer_prompts(config, folder, text, models[0].max_context, engine)
+        answer_prompts(data, folder, text, models[0].max_context, how, not config.chats)
     return text
 
 
 def _self_made(
-    config: Config, folder: Path, context: int, engine: Callable[[], TransformersEngine]
+    data: DataConfig, model: ModelConfig, folder: Path, context: int, how: Sampling
 ) -> PairText:
     """Let the target write its prompts, or without a chat template all text, which it continues."""
-    data, model, tokenizer = config.data, config.model, shared_tokenizer(config.model)
+    tokenizer = shared_tokenizer(model)
     chat = bool(tokenizer.chat_template)
     if chat and data.sets:
         return _empty_text(model)
     opening = user_turn(ChatEncoder(tokenizer)) if chat else first_token(tokenizer)
     kind, most = ("questions", TURN) if chat else ("texts", model.length)
     longest = min(most, context - len(opening.tokens))
-    how = opening, longest, config.engine.batch, config.seed
-    own = SelfMade(TraceStore(folder / kind, kind), engine, tokenizer, *how)
+    own = SelfMade(TraceStore(folder / kind, kind), how, tokenizer, opening, longest)
     texts = own.texts(data.prompt_count if chat else data.self_made.count)
     if not chat:
         begun = tokenizer.decode(opening.tokens)
         show(f"no chat template: the target writes text after {begun!r}", texts[:SHOWN])
         names = [f"{at}" for at in range(len(texts))]
         documents = Dataset.from_dict({"name": names, "text": texts})
-        return _tokenised(documents, data, model, config.seed)
+        return _tokenised(documents, data, model, how.seed)
     show("questions that the target asks itself", texts[:SHOWN])
     text = _empty_text(model)
     chat_template = ChatTemplate(tokenizer, "model.target")
@@ -200,18 +200,20 @@ def set_prompts(config: Config, tokenizer: PreTrainedTokenizerBase, context: int
 
 
 def answer_prompts(
-    config: Config,
+    data: DataConfig,
     folder: Path,
     text: PairText,
     context: int,
-    engine: Callable[[], TransformersEngine],
+    how: Sampling,
+    learnt: bool = True,
 ) -> None:
     """Replace the rows of `text` by what the target writes after its prompts.
 
-    Prompts of the test split are left out, and the last third of the others is held out. Where a
-    head learns from dialogues, and no draft is trained, no text to learn from is written.
+    Prompts of the test split are left out, and the last third of the others is held out.
+
+    learnt: write text to learn from too, which a head that learns from dialogues does not need.
     """
-    data, end, size = config.data, text.tokenizer.eos_token_id, config.engine.batch
+    length = text.held_out.shape[1]
     splits = assign_splits(text.prompts, data.test_prompts)
     traced = [p.tokens for p, split in zip(text.prompts, splits, strict=True) if split != "test"]
     first = len(traced) - max(1, len(traced) // 3)
@@ -219,11 +221,11 @@ def answer_prompts(
 
     def rows(side: str, asked: list[list[int]], count: int) -> Tensor:
         store, repeated = TraceStore(folder / "answers" / side, side), islice(cycle(asked), count)
-        texts = sampled(store, engine, [*repeated], config.seed, most, size)
-        return in_rows(texts, end, config.model.length)
+        texts = sampled(store, how, [*repeated], most)
+        return in_rows(texts, text.tokenizer.eos_token_id, length)
 
-    if config.chats and not config.model.trained:
-        console.print("the head learns from dialogues: no other text is sampled to learn from")
-    else:
+    if learnt:
         text.train = text.for_draft = rows("train", traced[:first], data.answers or ANSWERED)
+    else:
+        console.print("the head learns from dialogues: no other text is sampled to learn from")
     text.held_out = rows("held_out", traced[first:], (data.answers or ANSWERED) // 4)
