@@ -24,7 +24,7 @@ from nde_talf.decoding.common.progress import console, duration
 from nde_talf.decoding.models.configuration import bytes_of_context, longest_context
 from nde_talf.decoding.models.loading import architecture, read_config
 from nde_talf.draft_training.training.lm_training import build_llama
-from nde_talf.pipelines.commands.estimate import Size, from_size, measured, minutes, rows_of, works
+from nde_talf.pipelines.commands.estimate import Size, from_size, measured, minutes, works
 from nde_talf.pipelines.commands.quiet import quiet
 from nde_talf.pipelines.config.checks import check_config, faults_of
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, ModelConfig
@@ -32,7 +32,6 @@ from nde_talf.pipelines.runs.attempt import changed, locate, told
 from nde_talf.pipelines.runs.manifest import MANIFEST, plain, read_manifest
 from nde_talf.pipelines.stages.pair_text import set_prompts, shared_context
 from nde_talf.pipelines.stages.shared_tokenizer import check_template, shared_tokenizer
-from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.pipelines.stages.table import BY_NAME
 
 TO_DO = "to do"
@@ -142,10 +141,10 @@ def most_memory(config: Config, models: dict[str, Any]) -> int:
     It holds the models, and logits in training (four times) or the cache of sampled texts.
     """
     held = 2 * sum(model.num_parameters() * model.dtype.itemsize for model in models.values())
-    trained = config.model.trained.values()
-    batches = [rows_of(config), *((lm.batch, config.model.length) for lm in trained)]
+    head, length = config.draft.batch * config.head_length, config.model.length
+    tokens = max([head, *(lm.batch * length for lm in config.model.trained.values())])
     rows = models["target"].get_output_embeddings().out_features
-    logits = 16 * rows * max(batch * length for batch, length in batches)
+    logits = 16 * rows * tokens
     answers = config.engine.batch * max(config.dialogues.new_tokens, config.data.answer_tokens)
     answers *= config.data.source in (ANSWERS, SELF) or config.dialogues.regenerate
     return BASE + held + max(logits, answers * max(map(_bytes_of_context, models.values())))
@@ -182,10 +181,10 @@ def _print_data(config: Config, whole: bool) -> None:
     tokenizer = shared_tokenizer(config.model)
     check_template(config)
     if whole and config.data.sets:
-        given = (read_config(name, f"model.{role}") for role, name in config.model.given.items())
-        context = shared_context(
-            config, (longest_context(each.get_text_config()) for each in given)
-        )
+        given = config.model.given.items()
+        configs = (read_config(name, f"model.{role}") for role, name in given)
+        lengths = (longest_context(each.get_text_config()) for each in configs)
+        context = shared_context(config.model, lengths)
         prompts = set_prompts(config, tokenizer, context)
         longest = max(len(tokenizer(prompt.text)["input_ids"]) for prompt in prompts)
         console.print(
@@ -218,23 +217,26 @@ def _print_stages(config: Config) -> None:
 
 
 def _states(config: Config) -> dict[str, str]:
-    """Describe the state of each stage that is asked for."""
+    """Say of each stage that is asked for whether it is finished, left out or to do.
+
+    A stage that needs one that is to do is to do as well.
+    """
     states = dict[str, str]()
     for name in config.stages:
-        states[name] = _state(BY_NAME[name], config, states)
+        stage = BY_NAME[name]
+        folder = locate(stage, config)
+        again = config.force or TO_DO in map(states.get, stage.needs(config))
+        if name in OF_DRAFTER and config.drafter == "nobody":
+            state = "skipped: nothing drafts (traces.drafter=nobody)"
+        elif name == "draft" and config.model.device_map:
+            several = "a target on several devices (model.device_map)"
+            state = f"skipped: no head is trained beside {several}"
+        elif again or not (folder / MANIFEST).exists():
+            state = TO_DO
+        elif other := changed(read_manifest(folder), plain(stage.settings(config))):
+            state = f"finished with other settings ({told(other)})"
+            state += ": give force=true, or leave them out"
+        else:
+            state = f"finished ({folder})"
+        states[name] = state
     return states
-
-
-def _state(stage: Stage, config: Config, earlier: dict[str, str]) -> str:
-    """Say whether a stage is finished, left out, or to do: with `earlier` ones that it needs."""
-    folder = locate(stage, config)
-    if stage.name in OF_DRAFTER and config.drafter == "nobody":
-        return "skipped: nothing drafts (traces.drafter=nobody)"
-    if stage.name == "draft" and config.model.device_map:
-        return "skipped: no head is trained beside a target on several devices (model.device_map)"
-    again = config.force or TO_DO in map(earlier.get, stage.needs(config))
-    if again or not (folder / MANIFEST).exists():
-        return TO_DO
-    if other := changed(read_manifest(folder), plain(stage.settings(config))):
-        return f"finished with other settings ({told(other)}): give force=true, or leave them out"
-    return f"finished ({folder})"

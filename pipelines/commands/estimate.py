@@ -13,13 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nde_talf.data.text.settings import ANSWERS, SELF
+from nde_talf.data.text.settings import ANSWERS, SELF, DataConfig
 from nde_talf.data.traces.settings import TracesConfig
 from nde_talf.decoding.device import synchronised
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
-from nde_talf.pipelines.config.schema import MOST_PROMPTS, Config
+from nde_talf.draft_training.training_settings import HeadConfig
+from nde_talf.pipelines.config.schema import MOST_PROMPTS, Config, ModelConfig
 from nde_talf.pipelines.stages.benches import method_groups
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
 from nde_talf.pipelines.stages.pair_text import ANSWERED
@@ -117,9 +118,13 @@ def works(config: Config, size: Size) -> dict[str, Work]:
     selector, traces = config.selector, config.traces
     roots = traces.roots("train") + traces.roots("validation")
     epochs = selector.epochs * selector.folds * len(selector.verifiers)
+    dialogues, written = config.dialogues, 0
+    if config.data.source == SELF or dialogues.regenerate:
+        answered = dialogues.count or config.data.self_made.count
+        written = answered * (min(dialogues.new_tokens, ANSWER) + QUESTION)
     return {
-        "pair": _pair(config, share),
-        "draft": _head(config, head),
+        "pair": _pair(config.data, config.model, config.chats, share),
+        "draft": _head(config.draft, config.head_length, written, head),
         "latency": Work(0, 18 * rounds + LEVELS * share * probes, probes, 5),
         "traces": _traces(traces, share),
         "selector": Work(seconds=5 + EPOCH * roots * epochs),
@@ -127,35 +132,25 @@ def works(config: Config, size: Size) -> dict[str, Work]:
     }
 
 
-def _pair(config: Config, share: float) -> Work:
-    data, model = config.data, config.model
+def _pair(data: DataConfig, model: ModelConfig, chats: bool, share: float) -> Work:
     rows = {role: lm.steps * lm.batch * model.length for role, lm in model.trained.items()}
     trained = 3 * rows.get("target", 0) + (1 + 3 * share) * rows.get("draft", 0)
     answers = data.answers or ANSWERED
     texts = answers // 4 if data.source in (ANSWERS, SELF) else 0
-    if data.source == ANSWERS and not config.dialogues.source:
+    if data.source == ANSWERS and not chats:
         texts += answers
     tokens = texts * data.answer_tokens + data.prompt_count * QUESTION * (data.source == SELF)
     return Work(trained + tokens, tokens / TOGETHER, 0, 10)
 
 
-def rows_of(config: Config) -> tuple[int, int]:
-    """Return rows and tokens of a row in a pass of a head's training."""
-    chats = config.data.source == SELF or config.dialogues.source
-    return config.draft.batch, config.dialogues.length if chats else config.model.length
-
-
-def _head(config: Config, share: float) -> Work:
-    draft, loss, dialogues = config.draft, config.draft.loss, config.dialogues
-    tokens, (batch, length) = 0, rows_of(config)
-    if config.data.source == SELF or dialogues.regenerate:
-        texts = dialogues.count or config.data.self_made.count
-        tokens = texts * (min(dialogues.new_tokens, ANSWER) + QUESTION)
+def _head(draft: HeadConfig, length: int, written: int, share: float) -> Work:
+    loss = draft.loss
     trees = (1 - draft.chain_fraction) * min(draft.roots or length, length) * (loss.depth - 1)
     more = trees / length * (loss.k if loss.target_trees else 1)
     passes = 1 + more * loss.target_trees + 3 * share * (1 + more)
-    rows = 1.1 * draft.steps * batch * draft.accumulate * length  # a tenth for held-out figures
-    return Work(rows * passes + tokens, tokens / TOGETHER)
+    # A tenth for held-out figures.
+    rows = 1.1 * draft.steps * draft.batch * draft.accumulate * length
+    return Work(rows * passes + written, written / TOGETHER)
 
 
 def _traces(traces: TracesConfig, share: float) -> Work:

@@ -17,7 +17,6 @@ from nde_talf.decoding.drafters.lm import LMDrafter
 from nde_talf.decoding.models.causal_model import CausalModel
 from nde_talf.decoding.models.static_shapes import MARGIN, StaticShapes
 from nde_talf.decoding.threads import threads
-from nde_talf.evaluation.benchmark import Record
 from nde_talf.evaluation.probe import PROMPTS, TEXT, decode, methods
 from nde_talf.evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from nde_talf.evaluation.table import Row, control_of, tabulate
@@ -51,7 +50,7 @@ def probe(asked: RecommendConfig) -> None:
     with threads(config.evaluation.threads), torch.inference_mode():
         target, *drafts = load_models(config.model.given.values(), *config.model.placed)
         tokenizer = shared_tokenizer(config.model)
-        context = shared_context(config, (model.max_context for model in (target, *drafts)))
+        context = shared_context(config.model, (model.max_context for model in (target, *drafts)))
         prompts = set_prompts(config, tokenizer, context)[:PROMPTS]
         texts = [one.tokens for one in encode_prompts(prompts, tokenizer, special=True)]
         shapes = StaticShapes(max(map(len, texts)) + TEXT + MARGIN)
@@ -61,7 +60,12 @@ def probe(asked: RecommendConfig) -> None:
         with working(f"decoding {len(texts)} prompts at {setting}, each in several ways"):
             left = 0.9 * (SECONDS - time.monotonic() + started)
             records = decode(decoders, texts, setting, left)
-        _print(config, records, len(texts), target)
+        (rows,) = tabulate(records).values()
+        if (count := len({record.prompt for record in records})) < len(texts):
+            console.print(f"! there was time for {count} of {len(texts)} prompts on this machine")
+        console.print(_table(config, rows, target))
+        if trusted(control := control_of(rows)) is False:
+            console.print(f"! {NOT_TRUSTED}: plain decoding over itself reads {times(control)}")
     console.print(
         f"In {duration(time.monotonic() - started)}, at {setting}. Ranges of other pairs are"
         " published runs on small models and CPUs; on an H100 a 98M target lost to plain decoding"
@@ -74,16 +78,6 @@ def _run_of(asked: RecommendConfig) -> Config:
     model = {key: value for key, value in asdict(asked.model).items() if value is not None}
     given = [f"model.{key}={value}" for key, value in model.items()]
     return composed(Config, *in_full([f"data={asked.prompts}"]), *given)
-
-
-def _print(config: Config, records: list[Record], asked: int, target: CausalModel) -> None:
-    """Print the table. asked: prompts, if there was time for all."""
-    (rows,) = tabulate(records).values()
-    if (count := len({record.prompt for record in records})) < asked:
-        console.print(f"! there was time for {count} of {asked} prompts on this machine")
-    console.print(_table(config, rows, target))
-    if trusted(control := control_of(rows)) is False:
-        console.print(f"! {NOT_TRUSTED}: plain decoding over itself reads {times(control)}")
 
 
 def _table(config: Config, rows: list[Row], target: CausalModel) -> Table:

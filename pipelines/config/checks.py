@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from nde_talf.data.dialogues.settings import DialogueConfig
+from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.text.row_template import RowTemplate
 from nde_talf.data.text.settings import (
     ANSWERS,
@@ -32,22 +34,28 @@ from nde_talf.pipelines.config.command_line import CONFIGS
 from nde_talf.pipelines.config.schema import OF_DRAFTER, Config, table_file
 from nde_talf.pipelines.runs.finished import finished, meant
 
+Source = tuple[str, str | None, str | None]
+"""A group of keys, the file or hub dataset that it names, and the template of its rows."""
+
 
 def check_config(config: Config, others: Sequence[str] = ()) -> None:
     """Raise UserError with every fault of settings that cannot work, and the `others` known."""
-    parts = (
-        _lengths,
-        _stages,
-        _drafter,
-        _files,
-        _ignored,
-        _installed,
-        _models,
-        _base,
-        _counts,
-        _texts,
-    )
-    if faults := [*others, *(fault for part in parts for fault in part(config))]:
+    data, dialogues = config.data, config.dialogues
+    given = [*sources(data, dialogues.source)]
+    faults = [
+        *others,
+        *_lengths(config),
+        *_stages(config),
+        *_drafter(config),
+        *_files(given),
+        *_ignored(data, config.model.target),
+        # A dry run answers for another machine.
+        *(() if config.dry_run else _installed(config.engine)),
+        *_models(config.model.given, config.draft.warm_start),
+        *_base(config.base, config.paths.checkpoints),
+        *_texts(given, dialogues, config.selector.table),
+    ]
+    if faults:
         raise UserError("\n".join(faults))
 
 
@@ -64,15 +72,17 @@ def faults_of(works: Iterable[Callable[..., object]], *arguments: Any) -> list[s
 
 def names_on_hub(config: Config) -> list[str]:
     """List models and text that may be on the hub: neither built in nor a data file."""
-    given = (source for _, source, _ in sources(config) if source not in BUILT_IN)
+    named = sources(config.data, config.dialogues.source)
+    given = (source for _, source, _ in named if source not in BUILT_IN)
     found = [source for source in given if source and Path(source).suffix not in FILE_FORMATS]
     return [*config.model.given.values(), *found]
 
 
 def _stages(config: Config) -> Iterator[str]:
-    """Find stages and settings that lack what they need of each other."""
-    selector, traces = config.selector, config.traces
-    for name in config.evaluation.settings:
+    """Find labels and prompts that a stage needs and that the stages before it do not make."""
+    data, traces = config.data, config.traces
+    selector, evaluation = config.selector, config.evaluation
+    for name in evaluation.settings:
         if name not in traces.settings and name != GREEDY:
             yield (
                 f"evaluation.settings: '{name}' is not traced, so it has no labels; choose from"
@@ -89,6 +99,21 @@ def _stages(config: Config) -> Iterator[str]:
             f"selector.folds={selector.folds}: there are"
             f" traces.train_prompts={traces.train_prompts} to hold out in turn;"
             " raise them or lower selector.folds."
+        )
+    if evaluation.calibration_prompts > traces.validation_prompts:
+        yield (
+            f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
+            " the traces' validation split, which has"
+            f" traces.validation_prompts={traces.validation_prompts}."
+        )
+    count = traces.train_prompts + traces.validation_prompts
+    left = data.prompt_count - data.test_prompts
+    if evaluation.most_prompts > data.test_prompts or count > left:
+        yield (
+            f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
+            f" evaluation (data.test_fraction) and {left} for traces; asked for are"
+            f" evaluation.prompts={evaluation.most_prompts} and {count} of traces. Raise"
+            " data.prompt_count or ask for fewer."
         )
 
 
@@ -112,26 +137,6 @@ def _drafter(config: Config) -> Iterator[str]:
         )
 
 
-def _counts(config: Config) -> Iterator[str]:
-    """Find more prompts asked for than there are."""
-    traces, evaluation, data = config.traces, config.evaluation, config.data
-    if evaluation.calibration_prompts > traces.validation_prompts:
-        yield (
-            f"evaluation.calibration_prompts={evaluation.calibration_prompts}: they are taken from"
-            " the traces' validation split, which has"
-            f" traces.validation_prompts={traces.validation_prompts}."
-        )
-    count = traces.train_prompts + traces.validation_prompts
-    left = data.prompt_count - data.test_prompts
-    if evaluation.most_prompts > data.test_prompts or count > left:
-        yield (
-            f"data.prompt_count={data.prompt_count} gives {data.test_prompts} prompts for the"
-            f" evaluation (data.test_fraction) and {left} for traces; asked for are"
-            f" evaluation.prompts={evaluation.most_prompts} and {count} of traces. Raise"
-            " data.prompt_count or ask for fewer."
-        )
-
-
 def _lengths(config: Config) -> Iterator[str]:
     """Find texts that the context of a model that is trained here cannot hold."""
     model, data = config.model, config.data
@@ -151,9 +156,8 @@ def _lengths(config: Config) -> Iterator[str]:
                 )
 
 
-def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
+def sources(data: DataConfig, dialogues: str | None = None) -> Iterator[Source]:
     """List the groups of keys that name a file or a hub dataset, with its source and template."""
-    data = config.data
     if not data.mix and data.source not in (ANSWERS, SELF):
         yield "data", data.source, None
     for name, corpus in data.mix.items():
@@ -163,26 +167,26 @@ def sources(config: Config) -> Iterator[tuple[str, str | None, str | None]]:
             yield f"data.sets.{name}", entry.source, entry.template
         for i, part in enumerate(entry.parts):
             yield f"data.sets.{name}.parts[{i}]", part.source, part.template
-    if config.dialogues.source is not None:
-        yield "dialogues", config.dialogues.source, None
+    if dialogues is not None:
+        yield "dialogues", dialogues, None
 
 
-def _texts(config: Config) -> Iterator[str]:
+def _texts(given: Iterable[Source], dialogues: DialogueConfig, table: str) -> Iterator[str]:
     """Find templates that are none, and latency tables that are not there."""
-    templates = {f"{key}.template": template for key, _, template in sources(config)}
-    templates["dialogues.user"] = config.dialogues.user
-    templates["dialogues.assistant"] = config.dialogues.assistant
+    templates = {f"{key}.template": template for key, _, template in given}
+    templates["dialogues.user"] = dialogues.user
+    templates["dialogues.assistant"] = dialogues.assistant
     yield from faults_of(
         [
             *(RowTemplate(text or "", "", key).check for key, text in templates.items()),
-            partial(table_file, config.selector.table, Path()),
+            partial(table_file, table, Path()),
         ]
     )
 
 
-def _files(config: Config) -> Iterator[str]:
+def _files(given: Iterable[Source]) -> Iterator[str]:
     """Find files that are not given, not there, or have bad rows that are not to be left out."""
-    for key, source, _ in sources(config):
+    for key, source, _ in given:
         if not source:
             example = {"data": "corpus.jsonl", "dialogues": "chats.jsonl"}.get(key, "prompts.jsonl")
             yield (
@@ -198,18 +202,17 @@ def _files(config: Config) -> Iterator[str]:
             )
 
 
-def _ignored(config: Config) -> Iterator[str]:
+def _ignored(data: DataConfig, target: str | None) -> Iterator[str]:
     """Find a corpus that would not be read, as text ships with the shipped pair, or by nobody."""
-    if config.data.source == SELF and not config.model.target:
+    if data.source == SELF and not target:
         yield f"data={SELF}: a target writes it; give model.target=FOLDER_OR_HUB_NAME."
-    data, preset = config.data, OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml"))
-    usual: Any = OmegaConf.to_container(preset)
+    usual: Any = OmegaConf.to_container(OmegaConf.load(Path(CONFIGS, "data", "traffic.yaml")))
     other = (
         data.mix != DataConfig(**usual).mix
         if data.mix
         else data.source not in (STANDARD_LIBRARY, ANSWERS, SELF)
     )
-    if is_shipped(config.model.target) and other and not data.sets:
+    if is_shipped(target) and other and not data.sets:
         key = "data.mix" if data.mix else f"data.source={data.source}"
         yield (
             f"{key}: the shipped pair reads the text that ships with it. Train a small pair on"
@@ -217,11 +220,8 @@ def _ignored(config: Config) -> Iterator[str]:
         )
 
 
-def _installed(config: Config) -> Iterator[str]:
-    """Find engines whose package is not installed; a dry run answers for another machine."""
-    engine = config.engine
-    if config.dry_run:
-        return
+def _installed(engine: EngineConfig) -> Iterator[str]:
+    """Find engines whose package is not installed."""
     if engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
         yield (
             "engine.name=vllm: vLLM is not installed. Install it (docs/traces.md), or use"
@@ -234,11 +234,11 @@ def _installed(config: Config) -> Iterator[str]:
         )
 
 
-def _models(config: Config) -> Iterator[str]:
+def _models(given: dict[str, str], warm_start: str | None) -> Iterator[str]:
     """Find models and heads that are no folder nor, for a model, a GGUF file or a hub name."""
-    folders = {f"model.{role}": name for role, name in config.model.given.items()}
-    if config.draft.warm_start:
-        folders["draft.warm_start"] = config.draft.warm_start
+    folders = {f"model.{role}": name for role, name in given.items()}
+    if warm_start:
+        folders["draft.warm_start"] = warm_start
     for key, folder in folders.items():
         path, model = Path(folder), key != "draft.warm_start"
         if path.is_dir() or (model and _is_model(folder)):
@@ -257,11 +257,11 @@ def _is_model(name: str) -> bool:
     return path.is_file() if path.suffix == SUFFIX else is_hub_name(name) and not path.exists()
 
 
-def _base(config: Config) -> Iterator[str]:
+def _base(base: str | None, checkpoints: str) -> Iterator[str]:
     """Find a base that is no run."""
-    runs = Path(config.paths.checkpoints).absolute()
-    if config.base and config.base not in finished(runs):
+    runs = Path(checkpoints).absolute()
+    if base and base not in finished(runs):
         yield (
-            f"base={config.base}: there is no run of that name with a finished stage in"
-            f" {runs.resolve()}.{meant('base', config.base, runs)}"
+            f"base={base}: there is no run of that name with a finished stage in"
+            f" {runs.resolve()}.{meant('base', base, runs)}"
         )

@@ -2,28 +2,32 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from nde_talf.decoding.common.device_check import check_device
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.pipelines.config.policies import make_policy
-from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
+from nde_talf.pipelines.config.schema import MEASURED, table_file
 from nde_talf.selector.prices import LatencyTable
 from nde_talf.selector.schema import selectable
+from nde_talf.selector.selector_settings import SelectorConfig
 
 
-def check_machine(config: Config) -> None:
+def check_machine(
+    device: str, selector: SelectorConfig, policies: dict[str, dict[str, Any]], tracking: str
+) -> None:
     """Raise UserError for a device, a latency table or a login that this machine lacks."""
-    check_device(config.model.device)
-    for name in config.selector.verifiers:
+    check_device(device)
+    for name in selector.verifiers:
         selectable(name, "selector.verifiers")
-    for policy, options in config.evaluation.policies.items():
+    for policy, options in policies.items():
         try:
             make_policy(policy, options)
         except UserError as error:
             raise UserError(f"evaluation.policies.{policy}: {error}") from None
-    if config.selector.table != MEASURED:
-        LatencyTable.load(table_file(config.selector.table, Path()))
-    if config.tracking.mode == "online":
+    if selector.table != MEASURED:
+        LatencyTable.load(table_file(selector.table, Path()))
+    if tracking == "online":
         _check_login()
 
 

@@ -25,16 +25,45 @@ QUESTIONS = ("prompt", "question", "instruction", "problem", "query", "input", "
 """Columns that may hold a prompt."""
 
 
-def fit_prompts(config: Config, sets: Mapping[str, PromptSet]) -> Config:
-    """Recognise the columns of own prompts, and fit the counts to them."""
+def fit_prompts(config: Config, own: Mapping[str, PromptSet]) -> Config:
+    """Recognise the columns of own prompts, and fit the counts to them.
+
+    Counts of prompts, with the splits, are lowered to what is there. It is printed what the prompts
+    are used for, and what text is learnt from.
+    """
     fitted, counts = {}, []
-    for name, entry in sets.items():
+    for name, entry in own.items():
         fitted[name], count = _recognise_prompts(entry, f"data.sets.{name}.template")
         counts.append(count)
-    data = replace(config.data, sets=config.data.sets | fitted)
-    config = _with_counts(replace(config, data=data), min(counts) * len(data.sets))
-    _tell(config)
-    return config
+    sets = config.data.sets | fitted
+    available = min(config.data.prompt_count, min(counts) * len(sets))
+    data = replace(config.data, sets=sets, prompt_count=available)
+    traces, evaluation, selector = config.traces, config.evaluation, config.selector
+    left = data.prompt_count - data.test_prompts
+    if left < 2:
+        raise UserError(
+            f"data.test_fraction={data.test_fraction}: of {data.prompt_count} prompts it leaves"
+            f" {left} to learn from and to choose by. Lower it."
+        )
+    if traces.train_prompts + traces.validation_prompts > left:
+        validation = max(1, left // 3)
+        traces = replace(traces, validation_prompts=validation, train_prompts=left - validation)
+    if evaluation.most_prompts > data.test_prompts:
+        evaluation = replace(evaluation, prompts=data.test_prompts)
+    tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
+    evaluation = replace(evaluation, calibration_prompts=tuning)
+    selector = replace(selector, folds=max(2, min(selector.folds, traces.train_prompts)))
+    console.print(
+        f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
+        f" selector, {traces.validation_prompts} end its training, {evaluation.most_prompts} of"
+        f" {data.test_prompts} held out are decoded (evaluation.prompts)."
+    )
+    if data.source == ANSWERS:
+        console.print(
+            "Drafts learn from your prompts with the target's answers, but for those held out; no"
+            " built-in text."
+        )
+    return replace(config, data=data, traces=traces, evaluation=evaluation, selector=selector)
 
 
 def _recognise_prompts(entry: PromptSet, key: str) -> tuple[PromptSet, int]:
@@ -94,39 +123,3 @@ def shortened(text: str) -> str:
     if len(text) <= 600:
         return text
     return f"{text[:300]}\n[... {len(text) - 600} characters ...]\n{text[-300:]}"
-
-
-def _with_counts(config: Config, available: int) -> Config:
-    """Lower the counts of prompts, with the splits, to what is there."""
-    data = replace(config.data, prompt_count=min(config.data.prompt_count, available))
-    traces, evaluation, selector = config.traces, config.evaluation, config.selector
-    left = data.prompt_count - data.test_prompts
-    if left < 2:
-        raise UserError(
-            f"data.test_fraction={data.test_fraction}: of {data.prompt_count} prompts it leaves"
-            f" {left} to learn from and to choose by. Lower it."
-        )
-    if traces.train_prompts + traces.validation_prompts > left:
-        validation = max(1, left // 3)
-        traces = replace(traces, validation_prompts=validation, train_prompts=left - validation)
-    if evaluation.most_prompts > data.test_prompts:
-        evaluation = replace(evaluation, prompts=data.test_prompts)
-    tuning = min(evaluation.calibration_prompts, traces.validation_prompts)
-    evaluation = replace(evaluation, calibration_prompts=tuning)
-    selector = replace(selector, folds=max(2, min(selector.folds, traces.train_prompts)))
-    return replace(config, data=data, traces=traces, evaluation=evaluation, selector=selector)
-
-
-def _tell(config: Config) -> None:
-    """Print what the prompts are used for, and what text is learnt from."""
-    data, traces, decoded = config.data, config.traces, config.evaluation.most_prompts
-    console.print(
-        f"{data.prompt_count} prompts (data.prompt_count): {traces.train_prompts} train the"
-        f" selector, {traces.validation_prompts} end its training, {decoded} of"
-        f" {data.test_prompts} held out are decoded (evaluation.prompts)."
-    )
-    if data.source == ANSWERS:
-        console.print(
-            "Drafts learn from your prompts with the target's answers, but for those held out; no"
-            " built-in text."
-        )

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.engines.settings import EngineConfig
-from nde_talf.data.text.settings import DataConfig
+from nde_talf.data.text.settings import SELF, DataConfig
 from nde_talf.data.text.shipped import SHIPPED, is_shipped, shipped, smollm2
 from nde_talf.data.traces.settings import Settings, TracesConfig
 from nde_talf.decoding.common.errors import UserError
@@ -298,6 +298,16 @@ class Config:
         """
         head = "nobody" if self.model.device_map else "head"
         return self.traces.drafter or ("lm" if self.model.has_draft else head)
+
+    @property
+    def chats(self) -> bool:
+        """True if a head learns from dialogues, its own or the target's with itself."""
+        return self.data.source == SELF or self.dialogues.source is not None
+
+    @property
+    def head_length(self) -> int:
+        """Tokens in a row that a head learns from."""
+        return self.dialogues.length if self.chats else self.model.length
 
     @property
     def stages(self) -> tuple[str, ...]:

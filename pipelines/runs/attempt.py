@@ -59,10 +59,32 @@ class Attempt:
         for folder in (self.own, *self.folders.values()):
             _check_made(folder)
         self.inputs = {
-            name: _usable(stages[name], stage, folder, config)
-            for name, folder in self.folders.items()
+            name: self._identity(stages[name], folder) for name, folder in self.folders.items()
         }
         self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
+
+    def _identity(self, needed: Stage, folder: Path) -> str:
+        """Return the identity of a needed stage.
+
+        Raises UserError if it is missing, damaged, or of other settings.
+        """
+        name, config = self.stage.name, self.config
+        if not (folder / MANIFEST).exists():
+            first = needed.name == "pair"  # perhaps another run was meant
+            others = meant("run", config.run, Path(config.paths.checkpoints)) if first else ""
+            raise UserError(
+                f"stage={name} needs what stage={needed.name} makes; {folder} has none: run"
+                f" stage={needed.name}.{others}"
+            )
+        manifest = read_manifest(folder)
+        if other := changed(manifest, plain(needed.settings(config))):
+            raise UserError(
+                f"stage={name} would use {folder}, which was made with other settings:"
+                f" {told(other)}. Leave them out to use it, or start it anew:\nnde run"
+                f" run={config.run} stage={needed.name} force=true {asked()}"
+            )
+        check_files(folder, manifest, needed.name)
+        return identity(manifest)
 
     def run(self, force: bool) -> None:
         """Run the stage unless it is finished.
@@ -154,29 +176,6 @@ def _check_made(folder: Path) -> None:
             f"{folder}: no run made it, as it has neither {MANIFEST} nor {BEGUN}, and what it holds"
             " might be overwritten. Move it away, or give another name (run=NAME)."
         )
-
-
-def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
-    """The identity of a stage that another one needs.
-
-    Raises UserError if it is missing, damaged, or of other settings.
-    """
-    if not (folder / MANIFEST).exists():
-        first = needed.name == "pair"  # perhaps another run was meant
-        others = meant("run", config.run, Path(config.paths.checkpoints)) if first else ""
-        raise UserError(
-            f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run"
-            f" stage={needed.name}.{others}"
-        )
-    manifest = read_manifest(folder)
-    if other := changed(manifest, plain(needed.settings(config))):
-        raise UserError(
-            f"stage={stage.name} would use {folder}, which was made with other settings:"
-            f" {told(other)}. Leave them out to use it, or start it anew:\nnde run"
-            f" run={config.run} stage={needed.name} force=true {asked()}"
-        )
-    check_files(folder, manifest, needed.name)
-    return identity(manifest)
 
 
 def locate(stage: Stage, config: Config) -> Path:

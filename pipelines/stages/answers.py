@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,26 +25,34 @@ FIRST, LEAST = 50, 0.02
 """Samples after which the usable ones are counted, and the least share of them."""
 
 
+class Sampling(NamedTuple):
+    """The sampling of a target's texts.
+
+    engine: makes the engine, where something has to be sampled. size: texts of a shard.
+    """
+
+    engine: Callable[[], Engine]
+    size: int
+    seed: int
+
+
 def sampled(
     store: TraceStore,
-    engine: Callable[[], Engine],
+    how: Sampling,
     prompts: list[list[int]],
-    seed: int,
     most: int,
-    size: int,
     temperatures: Sequence[float] = (1.0,),
 ) -> list[list[int]]:
     """Sample a text of at most `most` tokens after each prompt.
 
-    Texts are written in shards of `size`, which take the temperatures in turn. The engine is made
-    where something has to be sampled.
+    Texts are written in shards, which take the temperatures in turn.
     """
 
     def written(shard: int, asked: list[list[int]]) -> list[list[int]]:
         setting = SamplingSetting(temperatures[shard % len(temperatures)])
-        return engine().sample(asked, setting, most, seed * 1_009 + shard)
+        return how.engine().sample(asked, setting, most, how.seed * 1_009 + shard)
 
-    return in_shards(store, "tokens", prompts, size, written)
+    return in_shards(store, "tokens", prompts, how.size, written)
 
 
 def in_shards(
@@ -71,22 +79,18 @@ class SelfMade:
     """Texts that a target writes without any data.
 
     Attributes:
-        store: takes all that is sampled, in shards of `size`.
-        engine: makes the engine, where something has to be sampled.
+        store: takes all that is sampled, in shards.
+        how: the engine, the size of a shard and the seed.
         tokenizer: of the target.
         opening: the beginning of the texts; a user's turn has to end.
         most: tokens of a text, at most.
-        size: of a shard.
-        seed: of the sampling.
     """
 
     store: TraceStore
-    engine: Callable[[], Engine]
+    how: Sampling
     tokenizer: PreTrainedTokenizerBase
     opening: Opening
     most: int
-    size: int
-    seed: int
 
     def texts(self, wanted: int, known: Iterable[str] = ()) -> list[str]:
         """Let the target write until `wanted` of its texts can be used.
@@ -122,13 +126,13 @@ class SelfMade:
 
     def _written(self) -> Iterator[tuple[str, bool]]:
         """Yield texts without end, shard after shard, and whether each ended."""
-        store, before = self.store, self.opening.tokens
+        store, how, before = self.store, self.how, self.opening.tokens
         for shard in count():
             name = f"{store.kind}-{shard:06d}.parquet"
             if not store.holds(name):
-                size = self.size if shard else min(self.size, FIRST)  # hopeless ones are soon told
-                seed, asked = self.seed * 1_009 + shard, [before] * size
-                made = self.engine().sample(asked, SELF_MADE, self.most, seed, self.opening.ends)
+                size = how.size if shard else min(how.size, FIRST)  # hopeless ones are soon told
+                seed, asked = how.seed * 1_009 + shard, [before] * size
+                made = how.engine().sample(asked, SELF_MADE, self.most, seed, self.opening.ends)
                 store.write(name, {"tokens": [ids[len(before) :] for ids in made]})
             yield from map(self._read, store.lists(name)["tokens"])
 

@@ -22,6 +22,7 @@ from nde_talf.data.dialogues.regenerate import regenerate
 from nde_talf.data.dialogues.self_made import user_turn
 from nde_talf.data.dialogues.settings import KEY, DialogueConfig
 from nde_talf.data.dialogues.token_rows import Document, TokenRows, pack_documents
+from nde_talf.data.engines.settings import EngineConfig
 from nde_talf.data.engines.transformers import Engine, TransformersEngine
 from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
@@ -33,8 +34,8 @@ from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.progress import console
 from nde_talf.pipelines.config.own_files import framed, shortened, show
-from nde_talf.pipelines.config.schema import Config
-from nde_talf.pipelines.stages.answers import SelfMade, in_shards
+from nde_talf.pipelines.config.schema import Config, ModelConfig
+from nde_talf.pipelines.stages.answers import Sampling, SelfMade, in_shards
 from nde_talf.pipelines.stages.pair_text import SHOWN, TURN, answers_type
 from nde_talf.pipelines.stages.traces import chosen_engine
 
@@ -42,14 +43,15 @@ SEED = 7919
 """Added to the run's seed for the questions to learn from: prompts have others."""
 
 
-def asked_dialogues(config: Config, tokenizer: PreTrainedTokenizerBase) -> DialogueConfig:
+def asked_dialogues(
+    own: DialogueConfig, source: str, tokenizer: PreTrainedTokenizerBase
+) -> DialogueConfig:
     """Return the dialogues to learn from: the target's own where data=self asks for them.
 
     A target without a chat template makes text and no dialogues.
     """
-    own = config.dialogues
     chat = own.chat_template or tokenizer.chat_template
-    if chat and not own.source and config.data.source == SELF:
+    if chat and not own.source and source == SELF:
         return replace(own, source=SELF, regenerate=True)
     return own
 
@@ -77,12 +79,15 @@ def dialogue_rows(
     if length < own.length:
         console.print(f"! the target's context holds rows of {room} tokens ({KEY}.length)")
     encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
-    engine = cache(lambda: _engine(config, Pair(folders["pair"])))
-    dialogues = _questions(config, own, folders, encoder, lambda: engine()[0])
+    pair, asked, model = Pair(folders["pair"]), config.engine, config.model
+    engine = cache(lambda: _engine(asked, model, own.length, pair))
+    how = Sampling(lambda: engine()[0], asked.batch, config.seed)
+    count = config.data.self_made.count
+    dialogues = _questions(own, count, folders["draft"], pair, encoder, how)
     named = Dataset.from_dict({"name": [one.name for one in dialogues]})
     sides = split_documents(named, own.held_out, config.seed)
     if own.regenerate:
-        dialogues = _regenerated(config, own, folders, encoder, dialogues, engine)
+        dialogues = _regenerated(own, asked.batch, folders["draft"], encoder, dialogues, engine)
     if own.source == SELF:
         said = ("\n".join(each["content"] for each in one.messages) for one in dialogues[:SHOWN])
         show("dialogues of the target with itself", [*said])
@@ -115,49 +120,48 @@ def _packed(title: str, documents: list[Document], length: int, pad: int) -> Tok
 
 
 def _questions(
-    config: Config,
     own: DialogueConfig,
-    folders: dict[str, Path],
+    count: int,
+    folder: Path,
+    pair: Pair,
     encoder: ChatEncoder,
-    engine: Callable[[], Engine],
+    how: Sampling,
 ) -> list[Dialogue]:
-    """Read the dialogues, or let the target ask them; none asks what a test prompt asks."""
+    """Read the dialogues, or let the target ask `count` of them.
+
+    None asks what a test prompt asks, and none that it asks is much like one that is traced or
+    decoded.
+    """
     skipped = Counter[str]()
     if own.source == SELF:
-        dialogues = _self_made(config, folders, encoder, engine)
+        before, after = encoder.around_user()
+        held_out = (
+            prompt.text.removeprefix(before).removesuffix(after) for prompt in pair.every_prompt()
+        )
+        store, other = TraceStore(folder / "questions", "questions"), how.seed + SEED
+        asked = how._replace(seed=other), encoder.tokenizer, user_turn(encoder), TURN
+        texts = SelfMade(store, *asked).texts(count, held_out)
+        dialogues = [
+            Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts
+        ]
     else:
-        dialogues, skipped = read_dialogues(own, config.seed)
-    tests = {prompt.question for prompt in Pair(folders["pair"]).of_split("test")}
+        dialogues, skipped = read_dialogues(own, how.seed)
+    tests = {prompt.question for prompt in pair.of_split("test")}
     kept = [one for one in dialogues if tests.isdisjoint(question_keys(one.messages))]
     skipped["that a test prompt asks"] = len(dialogues) - len(kept)
     console.print(f"{own.source}: {len(kept)} dialogues{and_skipped(+skipped)}")
     return kept
 
 
-def _self_made(
-    config: Config, folders: dict[str, Path], encoder: ChatEncoder, engine: Callable[[], Engine]
-) -> list[Dialogue]:
-    """Let the target ask questions, none of them much like one that is traced or decoded."""
-    before, after = encoder.around_user()
-    held_out = (
-        prompt.text.removeprefix(before).removesuffix(after)
-        for prompt in Pair(folders["pair"]).every_prompt()
-    )
-    made, store = config.data.self_made, TraceStore(folders["draft"] / "questions", "questions")
-    how = user_turn(encoder), TURN, config.engine.batch, config.seed + SEED
-    texts = SelfMade(store, engine, encoder.tokenizer, *how).texts(made.count, held_out)
-    return [Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts]
-
-
 def _regenerated(
-    config: Config,
     own: DialogueConfig,
-    folders: dict[str, Path],
+    size: int,
+    folder: Path,
     encoder: ChatEncoder,
     dialogues: list[Dialogue],
     opened: Callable[[], tuple[Engine, int]],
 ) -> list[Dialogue]:
-    """Return the dialogues that the target answered, with its answers, written shard by shard.
+    """Return the dialogues that the target answered, with its answers, in shards of `size`.
 
     Shards that are there already are used. Raises UserError if there are no answers.
     """
@@ -171,8 +175,8 @@ def _regenerated(
         return [json.dumps(asdict(one)) for one in made]
 
     used = list[Engine]()
-    store = TraceStore(folders["draft"] / ANSWERS, ANSWERS)
-    rows = in_shards(store, ANSWERS, dialogues, config.engine.batch, answer)
+    store = TraceStore(folder / ANSWERS, ANSWERS)
+    rows = in_shards(store, ANSWERS, dialogues, size, answer)
     for engine in used:
         engine.close()
     given = [Dialogue(**json.loads(row)) for row in rows]
@@ -199,10 +203,9 @@ def _check_ends(made: list[Dialogue], most: int) -> None:
         )
 
 
-def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
+def _engine(asked: EngineConfig, model: ModelConfig, length: int, pair: Pair) -> tuple[Engine, int]:
     """Return the engine that samples from the target, and the longest sequence it is asked for."""
-    length, model = config.dialogues.length, config.model
-    engine, dtype = chosen_engine(config.engine, model), answers_type(config)
+    engine, dtype = chosen_engine(asked, model), answers_type(model)
     if engine.name == "vllm":
         return VLLMEngine(pair.where("target"), dtype, engine, length), length
     target = pair.target(model.device, dtype, *model.placed[2:])

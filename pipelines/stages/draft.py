@@ -12,7 +12,7 @@ from nde_talf.data.dialogues.settings import DialogueConfig
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.data.text.corpus import source_digest
 from nde_talf.data.text.pair import Pair, spread
-from nde_talf.data.text.settings import ANSWERS, SELF
+from nde_talf.data.text.settings import ANSWERS, SELF, DataConfig
 from nde_talf.data.text.templates import load_tokenizer
 from nde_talf.decoding.common.checksums import file_digest
 from nde_talf.decoding.common.errors import UserError
@@ -38,12 +38,11 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the stage's result depends on."""
-    own = config.dialogues.source or config.data.source == SELF
     start = config.draft.warm_start
     weights = [path for name in FILES if start and (path := Path(start) / name).exists()]
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
-        "dialogues": asdict(config.dialogues) if own else None,
+        "dialogues": asdict(config.dialogues) if config.chats else None,
         "warm_start": file_digest(weights[0]) if weights else None,
         "file": source_digest(config.dialogues.source or ""),
     }
@@ -59,7 +58,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         )
     folder, pair, draft = folders["draft"], Pair(folders["pair"]), config.draft
     tokenizer = load_tokenizer(pair.where("target"))
-    own = asked_dialogues(config, tokenizer)
+    own = asked_dialogues(config.dialogues, config.data.source, tokenizer)
     loss = draft.loss
     load = partial(pair.target, config.model.device, config.model.dtype)
     target = load()
@@ -82,7 +81,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     most = draft.held_out_rows or min(12, max(1, rows_of_steps // REPORTED))
     some, curves = spread(held_out, 2 * most), tracker.loggers("head")
     head = fit_head(target, rows, draft, folder / "training", curves, held_out=some[::2])
-    facts, others = _facts(config, own), some[1::2] or some
+    facts, others = _facts(config.data, own), some[1::2] or some
     report = export_head(head, target, draft, rows, others, folder / "export", facts)
     write_json(folder / "held_out.json", report)
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
@@ -142,12 +141,12 @@ def export_head(
     return report
 
 
-def _facts(config: Config, dialogues: DialogueConfig) -> dict[str, Any]:
+def _facts(data: DataConfig, dialogues: DialogueConfig) -> dict[str, Any]:
     """Describe the text for the head's card, without paths of this machine."""
-    texts = [dialogues.source] if dialogues.source else config.data.mix or [config.data.source]
-    own = not dialogues.source and config.data.source in (ANSWERS, SELF)
-    if config.data.sets and own:
-        texts = [str(one.source) for one in config.data.sets.values()]
+    texts = [dialogues.source] if dialogues.source else data.mix or [data.source]
+    own = not dialogues.source and data.source in (ANSWERS, SELF)
+    if data.sets and own:
+        texts = [str(one.source) for one in data.sets.values()]
     return {
         "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),
         "answers": "written by the target" if own or dialogues.regenerate else "as in the text",

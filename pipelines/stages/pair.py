@@ -27,6 +27,7 @@ from nde_talf.pipelines.config.checks import sources
 from nde_talf.pipelines.config.own_files import framed, shortened
 from nde_talf.pipelines.config.schema import PASSES, Config, ModelConfig
 from nde_talf.pipelines.runs.tracking import Tracker
+from nde_talf.pipelines.stages.answers import Sampling
 from nde_talf.pipelines.stages.pair_text import (
     PairText,
     answer_prompts,
@@ -49,8 +50,8 @@ def settings(config: Config) -> dict[str, Any]:
         del model[name]["checkpoint_seconds"]
     files = {
         source: digest
-        for key, source, _ in sources(config)
-        if source and key != "dialogues" and (digest := source_digest(source))
+        for _, source, _ in sources(config.data)
+        if source and (digest := source_digest(source))
     }
     return {"model": model, "data": asdict(config.data), "files": files, "seed": config.seed}
 
@@ -61,7 +62,7 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     if model.target:  # wrong input first
         shared_tokenizer(model)
     models = load_models(model.given.values(), *model.placed)
-    context = shared_context(config, (model.max_context for model in models))
+    context = shared_context(model, (model.max_context for model in models))
     text = read_text(config, folder, models, context)
     if models:
         check_rows(text.train, models[0])
@@ -114,8 +115,10 @@ def _train(config: Config, folder: Path, text: PairText, tracker: Tracker) -> No
         out = folder / role
         if role == "draft" and config.data.source == ANSWERS:
             (target,) = load_models([str(folder / "target")], *config.model.placed)
-            engine = partial(answering_engine, config, target)
-            answer_prompts(config, folder, text, target.max_context, engine)
+            size = config.engine.batch
+            engine = partial(answering_engine, config.model, size, target)
+            how = Sampling(engine, size, config.seed)
+            answer_prompts(config.data, folder, text, target.max_context, how)
         rows = text.train if role == "target" else text.for_draft
         if out.exists():
             check_checksums(out, again="delete this folder and run stage=pair again")

@@ -32,7 +32,8 @@ def run_stages(config: Config) -> None:
     of a target that can have none, which is then not evaluated either, and without a draft model
     the stages that need a drafter.
     """
-    check_machine(config)
+    policies, tracking = config.evaluation.policies, config.tracking.mode
+    check_machine(config.model.device, config.selector, policies, tracking)
     check_template(config)
     raise_signals()
     folder = Path(config.paths.checkpoints) / config.run

@@ -14,7 +14,7 @@ from nde_talf.decoding.common.errors import UserError
 from nde_talf.decoding.common.files import write_json
 from nde_talf.decoding.common.progress import console
 from nde_talf.decoding.threads import threads
-from nde_talf.pipelines.config.schema import MEASURED, Config, table_file
+from nde_talf.pipelines.config.schema import MEASURED, Config, LatencyConfig, table_file
 from nde_talf.pipelines.runs.run_models import load_drafted, needs
 from nde_talf.pipelines.runs.tracking import Tracker
 from nde_talf.pipelines.stages.stage import Stage
@@ -36,7 +36,8 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
     """Train, evaluate and export the selectors; return the figures for the manifest."""
     folder, asked = folders["selector"], config.selector
     models = load_drafted(config, folders)
-    table = latency_table(config, folders, models)
+    here = not config.model.target
+    table = latency_table(asked.table, folders["latency"], models, config.latency, here)
     splits = roots_of(folders["traces"], config.traces.verifiers)
     size = f"{len(splits[0])} training roots, {len(splits[1])} held out"
     console.print(size)
@@ -94,17 +95,16 @@ def roots_of(traces: Path, verifiers: Sequence[str]) -> tuple[Roots, Roots]:
 
 
 def latency_table(
-    config: Config, folders: dict[str, Path], models: tuple[Any, Any]
+    name: str, folder: Path, models: tuple[Any, Any], asked: LatencyConfig, trained_here: bool
 ) -> LatencyTable:
-    """Load the latency table.
+    """Load a latency table; a measured one is in `folder`.
 
     Raises UserError for one of another pair, or one measured on a machine under load.
     """
-    path = table_file(config.selector.table, folders["latency"])
+    path = table_file(name, folder)
     table = LatencyTable.load(path)
     table.check_models(*models, path)
-    own = config.selector.table == MEASURED and not config.model.target
-    if not config.latency.accepts_noise(own):
+    if not asked.accepts_noise(trained_here and name == MEASURED):
         table.check_quiet(path)
     return table
 

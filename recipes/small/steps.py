@@ -40,7 +40,7 @@ from nde_talf.draft_training.training_settings import HeadConfig
 from nde_talf.pipelines.config.schema import TrackingConfig
 from nde_talf.pipelines.runs.lock import locked
 from nde_talf.pipelines.runs.tracking import tracked
-from nde_talf.pipelines.stages.answers import sampled
+from nde_talf.pipelines.stages.answers import Sampling, sampled
 from nde_talf.pipelines.stages.draft import export_head
 from recipes.small.sources import documents, read_frozen
 from recipes.small.text import Text as Rows
@@ -192,7 +192,7 @@ def samples(target: Path, folder: Path, rows: Tensor, count: int) -> Tensor:
     end = min(model.ends, default=0)
     engine, begun = TransformersEngine(model), rows[:count, :OPENING].tolist()
     most = rows.shape[1] - OPENING
-    texts = sampled(store, lambda: engine, begun, 0, most, AT_ONCE, (1.0, 0.6))
+    texts = sampled(store, Sampling(lambda: engine, AT_ONCE, 0), begun, most, (1.0, 0.6))
     return in_rows(texts, end, rows.shape[1]).to(rows.dtype)
 
 

@@ -8,7 +8,7 @@ from nde_talf.data.dialogues.chat_mask import ChatEncoder
 from nde_talf.data.dialogues.self_made import Opening, first_token, user_turn
 from nde_talf.data.text.tokenizer import train_tokenizer
 from nde_talf.data.traces.store import TraceStore
-from nde_talf.pipelines.stages.answers import SelfMade
+from nde_talf.pipelines.stages.answers import Sampling, SelfMade
 from tests.data.chat_templates import END_OF_TURN, family_tokenizer
 
 MISTRAL = (
@@ -89,7 +89,7 @@ def made(folder, tokenizer, texts, size=3):
     closing = "<|im_end|>"
     opening = Opening([1, 2], (tokenizer.convert_tokens_to_ids(closing),), closing)
     store = TraceStore(folder, "questions")
-    own = SelfMade(store, lambda: engine, tokenizer, opening, 120, size, 0)
+    own = SelfMade(store, Sampling(lambda: engine, size, 0), tokenizer, opening, 120)
     return own, engine
 
 

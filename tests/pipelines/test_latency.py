@@ -47,6 +47,11 @@ def of_this_test(**latency):
     return Config(traces=TracesConfig(new_tokens=8), latency=asked)
 
 
+def table_of(config, folders, models):
+    asked, trained_here = config.latency, not config.model.target
+    return latency_table(config.selector.table, folders["latency"], models, asked, trained_here)
+
+
 @pytest.mark.slow
 def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
     monkeypatch.setattr("nde_talf.selector.prices.AGREE", 0.0)  # no two measurements are equal
@@ -66,10 +71,10 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
         of_this_test()
     )  # so the finished stage stays finished
     with refusal("under load"):
-        latency_table(refusing, folders, load_drafted(refusing, folders))
+        table_of(refusing, folders, load_drafted(refusing, folders))
     models = load_drafted(config, folders)
     for accepting in (config, of_this_test()):
-        assert latency_table(accepting, folders, models) == table
+        assert table_of(accepting, folders, models) == table
     unsaid = of_this_test().latency
     assert unsaid.accepts_noise(True) and not unsaid.accepts_noise(False)
 
@@ -78,10 +83,10 @@ def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
     own = SelectorConfig(table=str(tmp_path / "own.json"))
     config = replace(of_this_test(), selector=own)
     QUIET.save(tmp_path / "own.json")
-    assert latency_table(config, folders, load_drafted(config, folders)) == QUIET
+    assert table_of(config, folders, load_drafted(config, folders)) == QUIET
     replace(QUIET, models={"draft": [8, 3, 29]}).save(tmp_path / "own.json")
     with refusal(r"own\.json.*its draft has .*\(8, 3, 29\).*another pair"):
-        latency_table(config, folders, load_drafted(config, folders))
+        table_of(config, folders, load_drafted(config, folders))
 
 
 @pytest.mark.parametrize("asked,seconds,count", [(None, 0.01, 16), (30, 1, 30)])

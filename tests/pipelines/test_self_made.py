@@ -49,7 +49,7 @@ def test_a_chat_model_asks_and_answers_and_is_not_asked_twice(target, tmp_path, 
     folders = {name: tmp_path / name for name in ("pair", "draft")}
     folders["pair"].mkdir()
     config = configured(folder)
-    own = asked_dialogues(config, tokenizer)
+    own = asked_dialogues(config.dialogues, "self", tokenizer)
     assert own.source == "self" and own.regenerate
     both = []
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_base_model_writes_text_and_prompts_are_cut_from_what_is_held_out(targ
     options = {"data.prompt_tokens": "[2,40]", "data.held_out": 0.4, "data.self_made.tokens": 48}
     options |= {"data.self_made.count": 6 * COUNT, "data.prompt_count": 4}
     config = configured(folder, **options)
-    assert asked_dialogues(config, tokenizer) is config.dialogues
+    assert asked_dialogues(config.dialogues, "self", tokenizer) is config.dialogues
     pair.work(config, {"pair": tmp_path / "pair"}, Mock())
     stored = Pair(tmp_path / "pair")
     assert len(stored.rows("train")) and len(stored.rows("held_out"))
