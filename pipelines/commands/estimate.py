@@ -21,7 +21,6 @@ from nde_talf.decoding.super_tree import super_tree_layout
 from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.training_settings import HeadConfig
 from nde_talf.pipelines.config.schema import MOST_PROMPTS, Config, ModelConfig
-from nde_talf.pipelines.stages.benches import method_groups
 from nde_talf.pipelines.stages.evaluate import FEWEST_PROMPTS
 from nde_talf.pipelines.stages.pair_text import ANSWERED
 from nde_talf.selector.table_fit import PROBES
@@ -113,7 +112,7 @@ def works(config: Config, size: Size) -> dict[str, Work]:
     share, latency, evaluation = drafter / size.target, config.latency, config.evaluation
     rounds = 2.5 * latency.repeats * (1 + len(latency.contexts))
     probes = 2 * len(PROBES) * rounds
-    texts = len(evaluation.settings) * (2 + TEXTS * len(method_groups(config)))
+    texts = len(evaluation.settings) * (2 + TEXTS * len(config.method_groups))
     texts *= evaluation.prompts or (FEWEST_PROMPTS + MOST_PROMPTS) // 2
     selector, traces = config.selector, config.traces
     roots = traces.roots("train") + traces.roots("validation")

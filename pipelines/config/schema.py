@@ -300,6 +300,18 @@ class Config:
         return self.traces.drafter or ("lm" if self.model.has_draft else head)
 
     @property
+    def method_groups(self) -> set[str]:
+        """Groups of methods that are compared with plain decoding.
+
+        Example: of selector, assisted and ngram, a run whose head drafts compares selector and
+        ngram.
+        """
+        groups = {*self.evaluation.methods}
+        if self.drafter == "nobody":
+            return groups & {*WITHOUT_DRAFT}
+        return groups - {"assisted"} if self.drafter == "head" else groups
+
+    @property
     def chats(self) -> bool:
         """True if a head learns from dialogues, its own or the target's with itself."""
         return self.data.source == SELF or self.dialogues.source is not None

@@ -12,7 +12,7 @@ from nde_talf.decoding.models.precision import type_of_draft
 from nde_talf.decoding.threads import threads
 from nde_talf.draft_training.export.head_format import load_head
 from nde_talf.draft_training.head_draft import HeadDraft
-from nde_talf.pipelines.config.schema import PASSES, Config
+from nde_talf.pipelines.config.schema import PASSES, Config, ModelConfig
 from nde_talf.pipelines.runs.finished import Run
 
 
@@ -21,12 +21,11 @@ def needs(config: Config) -> tuple[str, ...]:
     return ("pair", "draft") if config.drafter == "head" else ("pair",)
 
 
-def timed_on(config: Config) -> dict[str, Any]:
+def timed_on(model: ModelConfig, drafter: str) -> dict[str, Any]:
     """Return the settings that decide how long a pass takes, and which two models are timed."""
-    model, keys = config.model, (*PASSES, "dtype")
-    timed = {"drafter": config.drafter, **{key: getattr(model, key) for key in keys}}
+    timed = {"drafter": drafter, **{key: getattr(model, key) for key in (*PASSES, "dtype")}}
     draft = type_of_draft(model.draft_dtype, model.dtype, model.device)
-    other = draft != model.dtype and config.drafter == "lm"
+    other = draft != model.dtype and drafter == "lm"
     return {**timed, "draft_dtype": draft} if other else timed
 
 

@@ -15,7 +15,7 @@ from nde_talf.evaluation.bench import NGRAM, Bench
 from nde_talf.evaluation.static_trees import StaticTrees
 from nde_talf.evaluation.tuning import Tuner
 from nde_talf.pipelines.config.policies import default_verifier, make_policy
-from nde_talf.pipelines.config.schema import TABLE, WITHOUT_DRAFT, Config, EvaluationConfig
+from nde_talf.pipelines.config.schema import TABLE, Config, EvaluationConfig
 from nde_talf.pipelines.runs.run_models import load_head_draft
 from nde_talf.pipelines.stages.selector import roots_of
 from nde_talf.selector.network import Selector
@@ -33,10 +33,10 @@ def benches(
     fixed: StaticShapes | None,
 ) -> dict[str, Bench]:
     """Make the parts of the methods of every sampling setting, by the setting's name."""
-    evaluation, groups, (target, draft) = config.evaluation, method_groups(config), models
+    evaluation, groups, (target, draft) = config.evaluation, config.method_groups, models
     texts = [prompt.tokens for prompt in tuning]
     drawn = read_draft_temperature(evaluation.draft_temperature)
-    roots, table = _labels_and_prices(config, folders) if draft else (None, None)
+    roots, table = _labels_and_prices(folders, config.traces.verifiers) if draft else (None, None)
     head = None
     if config.drafter != "head" and "head" in groups:
         head = load_head_draft(folders["draft"] / "export", target).drafter(fixed)
@@ -66,10 +66,10 @@ def benches(
     return parts_by_setting
 
 
-def _labels_and_prices(config: Config, folders: dict[str, Path]) -> tuple[Roots, LatencyTable]:
+def _labels_and_prices(folders: dict[str, Path], rules: list[str]) -> tuple[Roots, LatencyTable]:
     """Load the roots to learn from and the latency table, by which static trees are chosen."""
     with warnings.catch_warnings(action="ignore", category=Advice):  # stage selector gave it
-        roots, _ = roots_of(folders["traces"], config.traces.verifiers)
+        roots, _ = roots_of(folders["traces"], rules)
     return roots, LatencyTable.load(folders["latency"] / TABLE)
 
 
@@ -82,14 +82,3 @@ def _policies(
         if options:
             title += f" ({', '.join(f'{key}={value}' for key, value in options.items())})"
         yield title, (make_policy(name, options), default_verifier(name, temperature))
-
-
-def method_groups(config: Config) -> set[str]:
-    """Return the groups of methods that are compared with plain decoding.
-
-    Example: of selector, assisted and ngram, a run whose head drafts compares selector and ngram.
-    """
-    groups = {*config.evaluation.methods}
-    if config.drafter == "nobody":
-        return groups & {*WITHOUT_DRAFT}
-    return groups - {"assisted"} if config.drafter == "head" else groups

@@ -24,10 +24,16 @@ from nde_talf.evaluation.plan import Plan
 from nde_talf.evaluation.report import write_report
 from nde_talf.evaluation.report_data import ReportData
 from nde_talf.evaluation.table import Row
-from nde_talf.pipelines.config.schema import OF_DRAFTER, TABLE, Config
+from nde_talf.pipelines.config.schema import (
+    OF_DRAFTER,
+    TABLE,
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+)
 from nde_talf.pipelines.runs.run_models import load_drafted, timed_on
 from nde_talf.pipelines.runs.tracking import Tracker, read_curves
-from nde_talf.pipelines.stages.benches import benches, method_groups
+from nde_talf.pipelines.stages.benches import benches
 from nde_talf.pipelines.stages.stage import Stage
 from nde_talf.selector.prices import LatencyTable
 
@@ -42,7 +48,7 @@ def settings(config: Config) -> dict[str, Any]:
     traces, nobody = config.traces, config.drafter == "nobody"  # then they are no stage of the run
     alone = {"tuned": traces.train_prompts} if nobody else {}
     return {
-        **timed_on(config),
+        **timed_on(config.model, config.drafter),
         **alone,
         "evaluation": chosen,
         "selectors": config.selector.verifiers,
@@ -65,11 +71,14 @@ def work(config: Config, folders: dict[str, Path], tracker: Tracker) -> dict[str
         for name, bench in made.items():
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing trees, some by timing them ...", style="dim")
-            plan = plans[str(setting)] = plan_methods(bench, method_groups(config))
+            plan = plans[str(setting)] = plan_methods(bench, config.method_groups)
             titles = {"setting": str(setting), **asdict(plan.titles)}
             write_json(folder / f"roles-{name}.json", titles)
             if len(plans) == 1:
-                blocks = blocks[: _affordable(config, folders, len(plan.methods))]
+                count = evaluation.most_prompts
+                if config.drafter != "nobody":
+                    count = _affordable(evaluation, folders["latency"], len(plan.methods))
+                blocks = blocks[:count]
             run_benchmark(plan.methods, blocks, setting, records, config.seed)
         data = report_data(config, folders, list(read_records(records)), plans)
         write_report(data, folder)
@@ -86,18 +95,18 @@ def _figures(row: Row) -> dict[str, float]:
     return figures | {"block efficiency": row.block_efficiency[0], "tree nodes": row.nodes}
 
 
-def _machine(config: Config) -> tuple[str, str, int]:
-    timed, threads = timed_on(config), config.evaluation.threads
+def _machine(model: ModelConfig, drafter: str, threads: int) -> tuple[str, str, int]:
+    timed = timed_on(model, drafter)
     kind = " and a draft in ".join(timed[key] for key in ("dtype", "draft_dtype") if key in timed)
-    return config.model.device, kind, threads or torch.get_num_threads()
+    return model.device, kind, threads or torch.get_num_threads()
 
 
-def _affordable(config: Config, folders: dict[str, Path], methods: int) -> int:
+def _affordable(evaluation: EvaluationConfig, latency: Path, methods: int) -> int:
     """Return how many prompts to decode: those asked for, or what a slow machine has time for."""
-    evaluation, most = config.evaluation, config.evaluation.most_prompts
-    if evaluation.prompts or config.drafter == "nobody":
+    most = evaluation.most_prompts
+    if evaluation.prompts:
         return most
-    table = LatencyTable.load(folders["latency"] / TABLE)
+    table = LatencyTable.load(latency / TABLE)
     generations = methods * len(evaluation.settings)  # of each prompt
     token = float(table.plain(torch.tensor(table.contexts[:1])))
     seconds = generations * evaluation.new_tokens * token
@@ -128,10 +137,9 @@ def _prompts(
     return prompts, tuning, shapes if config.model.static_shapes else None
 
 
-def _without_labels(config: Config) -> str:
+def _without_labels(settings: list[str], traced: list[str], groups: set[str]) -> str:
     """Note what greedy decoding lacks where it was not traced; empty where all were traced."""
-    names = {*config.evaluation.settings} - {*config.traces.settings}
-    missing = {"selector", "rules", "baselines"} & method_groups(config)
+    names, missing = {*settings} - {*traced}, {"selector", "rules", "baselines"} & groups
     if not names or not missing:
         return ""
     return f"{', '.join(names)} not traced, so no {', '.join(sorted(missing))} there"
@@ -139,7 +147,7 @@ def _without_labels(config: Config) -> str:
 
 def _notices(config: Config, assists: bool) -> Iterator[str]:
     """Name what was asked for and is left out, or is worse than it could be."""
-    groups, asked = method_groups(config), config.evaluation.draft_temperature
+    groups, asked = config.method_groups, config.evaluation.draft_temperature
     if asked not in (AUTO, MATCH) and {"selector", "rules", "baselines"} & groups:
         yield (
             f"! evaluation.draft_temperature={asked}, but the labels that choose trees are of"
@@ -153,7 +161,7 @@ def _notices(config: Config, assists: bool) -> Iterator[str]:
             "· no assisted: transformers' assisted generation takes a draft model with as many"
             " output rows as the target"
         )
-    if note := _without_labels(config):
+    if note := _without_labels(config.evaluation.settings, config.traces.settings, groups):
         yield f"! {note}: add them to traces.settings for labels."
 
 
@@ -167,12 +175,13 @@ def report_data(
     config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]
 ) -> ReportData:
     """Collect the report's content from records, plans and the stages' files."""
-    evaluation, machine = config.evaluation, _machine(config)
+    evaluation = config.evaluation
+    machine = _machine(config.model, config.drafter, evaluation.threads)
     measured = [
         f"{len({record.prompt for record in records})} held-out prompts, up to"
         f" {evaluation.new_tokens} tokens each",
         "all trees are the draft head's" * (config.drafter == "head"),
-        _without_labels(config),
+        _without_labels(evaluation.settings, config.traces.settings, config.method_groups),
     ]
     return ReportData.of(
         config.run,
@@ -199,7 +208,7 @@ def _curves(selectors: Iterable[str], folders: dict[str, Path]) -> dict[str, dic
 def needs(config: Config) -> tuple[str, ...]:
     """Return the names of the stages that the evaluation needs."""
     of_drafter = OF_DRAFTER if config.drafter != "nobody" else ()
-    with_head = "head" in method_groups(config) or config.drafter == "head"
+    with_head = "head" in config.method_groups or config.drafter == "head"
     return ("pair", *of_drafter, *(("draft",) if with_head else ()))
 
 

@@ -23,7 +23,7 @@ def settings(config: Config) -> dict[str, Any]:
     del latency["accept_noise"]  # it decides nothing of what is measured
     traces = config.traces
     return {
-        **timed_on(config),
+        **timed_on(config.model, config.drafter),
         "latency": latency,
         "threads": config.evaluation.threads,
         "verifiers": traces.verifiers,

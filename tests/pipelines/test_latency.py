@@ -91,6 +91,6 @@ def test_a_selector_is_trained_on_no_table_of_another_pair(folders, tmp_path):
 
 @pytest.mark.parametrize("asked,seconds,count", [(None, 0.01, 16), (30, 1, 30)])
 def test_a_slow_machine_decodes_fewer_prompts_unless_told_how_many(tmp_path, asked, seconds, count):
-    config = Config(evaluation=EvaluationConfig(prompts=asked))
+    evaluation = EvaluationConfig(prompts=asked)
     replace(QUIET, autoregressive=[seconds] * len(QUIET.contexts)).save(tmp_path / TABLE)
-    assert evaluate._affordable(config, {"latency": tmp_path}, 8) == count
+    assert evaluate._affordable(evaluation, tmp_path, 8) == count
