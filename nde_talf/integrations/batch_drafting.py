@@ -8,7 +8,7 @@ read the beginning of its text, and its cache.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,11 +41,14 @@ class Followed:
     Attributes:
         text: [n] committed tokens, the last one being the root.
         tree: the path that was drafted after it.
+        steps: how many tokens were drafted at a time, and how many of them were accepted, step by
+            step.
     """
 
     text: np.ndarray
     drafter: Drafter
     tree: DraftTree
+    steps: list[tuple[int, int]] = field(default_factory=list)
 
     def begins(self, text: np.ndarray) -> bool:
         """Return True if `text` continues this one."""
@@ -67,6 +70,7 @@ class Followed:
             if tree.tokens[node : node + 1] != [token]:
                 break
             path.append(node)
+        self.steps.append((len(tree) - 1, len(path)))
         self.drafter.advance(Accepted(tree, path, tokens), NO_FEATURES)
         self.text = text.copy()
 
