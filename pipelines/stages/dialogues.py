@@ -28,7 +28,7 @@ from nde_talf.data.engines.vllm import VLLMEngine
 from nde_talf.data.text.conversation import USER, and_skipped, question_keys
 from nde_talf.data.text.corpus import split_documents
 from nde_talf.data.text.pair import Pair
-from nde_talf.data.text.settings import ANSWERS, SELF
+from nde_talf.data.text.settings import ANSWERS, SELF, SelfMadeConfig
 from nde_talf.data.traces.store import TraceStore
 from nde_talf.decoding.common.checksums import short_hash
 from nde_talf.decoding.common.errors import UserError
@@ -82,8 +82,7 @@ def dialogue_rows(
     pair, asked, model = Pair(folders["pair"]), config.engine, config.model
     engine = cache(lambda: _engine(asked, model, own.length, pair))
     how = Sampling(lambda: engine()[0], asked.batch, config.seed)
-    count = config.data.self_made.count
-    dialogues = _questions(own, count, folders["draft"], pair, encoder, how)
+    dialogues = _questions(own, config.data.self_made, folders["draft"], pair, encoder, how)
     named = Dataset.from_dict({"name": [one.name for one in dialogues]})
     sides = split_documents(named, own.held_out, config.seed)
     if own.regenerate:
@@ -121,13 +120,13 @@ def _packed(title: str, documents: list[Document], length: int, pad: int) -> Tok
 
 def _questions(
     own: DialogueConfig,
-    count: int,
+    made: SelfMadeConfig,
     folder: Path,
     pair: Pair,
     encoder: ChatEncoder,
     how: Sampling,
 ) -> list[Dialogue]:
-    """Read the dialogues, or let the target ask `count` of them.
+    """Read the dialogues, or let the target ask `made.count` of them.
 
     None asks what a test prompt asks, and none that it asks is much like one that is traced or
     decoded.
@@ -138,9 +137,13 @@ def _questions(
         held_out = (
             prompt.text.removeprefix(before).removesuffix(after) for prompt in pair.every_prompt()
         )
-        store, other = TraceStore(folder / "questions", "questions"), how.seed + SEED
-        asked = how._replace(seed=other), encoder.tokenizer, user_turn(encoder), TURN
-        texts = SelfMade(store, *asked).texts(count, held_out)
+        store, other = (
+            TraceStore(folder / "questions", "questions"),
+            how._replace(seed=how.seed + SEED),
+        )
+        longest = made.tokens or TURN
+        turns = SelfMade(store, other, encoder.tokenizer, user_turn(encoder), longest)
+        texts = turns.texts(made.count, held_out)
         dialogues = [
             Dialogue(short_hash(text), [{"role": USER, "content": text}]) for text in texts
         ]
