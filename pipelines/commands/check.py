@@ -53,3 +53,7 @@ def check(config: CheckConfig) -> None:
 def main() -> None:
     """The command `nde check`."""
     launch("check", CheckConfig, check)
+
+
+if __name__ == "__main__":
+    main()

@@ -64,3 +64,7 @@ def _exports(run: Run) -> Iterator[tuple[str, Path]]:
 def main() -> None:
     """The command `nde export`."""
     launch("export", ExportConfig, export)
+
+
+if __name__ == "__main__":
+    main()

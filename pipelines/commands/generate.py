@@ -187,3 +187,7 @@ def _shipped_run(argument: str) -> str:
 def main() -> None:
     """The command `nde generate`."""
     launch("generate", GenerateConfig, _generate_given, completed)
+
+
+if __name__ == "__main__":
+    main()

@@ -85,3 +85,7 @@ def completed(arguments: list[str]) -> list[str]:
 def main() -> None:
     """The command `nde recommend`."""
     launch("recommend", RecommendConfig, recommend, completed)
+
+
+if __name__ == "__main__":
+    main()
