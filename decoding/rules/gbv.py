@@ -2,7 +2,7 @@
 
 At every node tokens are ranked by p / q (ties by id) and branches are compared at the first
 position where they differ. The selected branch has a draft law of its own, q~, that favours large p
-/ q; block verification with q~ in place of q is lossless (Eq. 25 to 29, GBV paper).
+/ q; block verification with q~ in place of q is lossless (Algorithm 1 and Eq. 25 to 29, GBV paper).
 """
 
 from functools import partial
