@@ -6,18 +6,14 @@ d2t [D] (int64), id minus index, and t2d [V] (bool), true for ids in it.
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from nde_talf.data.dialogues.token_rows import TokenRows
 from nde_talf.decoding.common.errors import UserError
-from nde_talf.decoding.common.progress import console
 
 COVERED = 0.98
 """Default share of the text that a draft vocabulary covers."""
 SMALL = 8192
 """Below this number of tokens `auto` keeps all: little is gained, and noise would decide."""
-TIMINGS = 9
-"""Of a readout; the shortest counts, whatever else the machine does."""
 
 
 def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | None:
@@ -44,23 +40,6 @@ def frequent_tokens(rows: TokenRows, size: float, vocab_size: int) -> Tensor | N
             " all."
         )
     return ids[: int(size)].sort().values
-
-
-def readout_gains(readout: Tensor, vocabulary: Tensor) -> bool:
-    """Tell whether reading out `vocabulary` takes 10 % less time here than all tokens.
-
-    readout: [V, H], the target's.
-    """
-    some, seconds = readout[vocabulary.to(readout.device)], []
-    for matrix in (some, readout):
-        names, threads = {"x": readout[:1], "matrix": matrix}, torch.get_num_threads()
-        timer = Timer("x @ matrix.T", globals=names, num_threads=threads)
-        seconds.append(min(timer.timeit(1).median for _ in range(TIMINGS)))
-    console.print(
-        f"reading out {len(some)} of {len(readout)} tokens takes {1e3 * seconds[0]:.2f} ms, all"
-        f" {1e3 * seconds[1]:.2f} ms"
-    )
-    return seconds[0] < 0.9 * seconds[1]
 
 
 def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:

@@ -30,7 +30,6 @@ from nde_talf.draft_training.model.draft_vocab import (
     SMALL,
     fraction_inside,
     frequent_tokens,
-    readout_gains,
 )
 from nde_talf.draft_training.model.eagle3 import Eagle3Head
 from nde_talf.draft_training.model.head import EagleHead
@@ -46,6 +45,7 @@ from nde_talf.draft_training.targets.target_trees import (
 from nde_talf.draft_training.training.losses import HeadReadout, tree_loss
 from nde_talf.draft_training.training.precision import cast_once
 from nde_talf.draft_training.training.processes import LocalProcesses
+from nde_talf.draft_training.training.readout_timing import readout_gains
 from nde_talf.draft_training.training.trainer import RowModule, train_rows, warm_up_then_cosine
 from nde_talf.draft_training.training_settings import FAMILY, EagleLoss, HeadConfig
 

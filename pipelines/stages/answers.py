@@ -26,9 +26,12 @@ FIRST, LEAST = 50, 0.02
 
 
 class Sampling(NamedTuple):
-    """The sampling of a target's texts.
+    """Engine, shard size and seed with which a target samples texts.
 
-    engine: makes the engine, where something has to be sampled. size: texts of a shard.
+    Attributes:
+        engine: loads the engine; called only where a shard is missing.
+        size: texts of a shard.
+        seed: of the run.
     """
 
     engine: Callable[[], Engine]

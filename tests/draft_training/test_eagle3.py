@@ -16,13 +16,13 @@ from nde_talf.draft_training.model.draft_vocab import (
     fraction_inside,
     frequent_tokens,
     layout_of,
-    readout_gains,
     vocabulary_in,
 )
 from nde_talf.draft_training.model.eagle3 import Eagle3Head, three_layers
 from nde_talf.draft_training.targets.target_trees import target_features
 from nde_talf.draft_training.training.head_training import build_head, fit_head
 from nde_talf.draft_training.training.losses import HeadReadout, node_metrics, talf_loss
+from nde_talf.draft_training.training.readout_timing import readout_gains
 from nde_talf.draft_training.training_settings import NORMS, HeadConfig, TalfLoss
 from tests.draft_training.heads import (
     KillBefore,
