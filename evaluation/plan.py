@@ -9,7 +9,7 @@ from nde_talf.evaluation.tuning import Method, Tuner
 
 
 class Role(NamedTuple):
-    """The title that a method has under every setting, its title under this one, and its rule."""
+    """A method's title under all settings, its title under this setting, and its rule."""
 
     title: str
     method: str

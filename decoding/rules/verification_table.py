@@ -25,7 +25,7 @@ LEAST = 1e-36
 
 
 class Rows(NamedTuple):
-    """Rows of a tree, one a draw, in the form that `reject` takes.
+    """A tree's rows, one for each draw, in the form that `reject` takes.
 
     Shapes depend on arguments' shapes alone and no number is read, so that a CUDA graph can hold
     all of it. Draws that coincide keep rows of their own.
@@ -112,8 +112,8 @@ class TableNode(Node):
         lines: of `Rows.table`, on the host.
         weights: [n, V], that tokens were drawn from: q's place.
         tree: of the table's draws.
-        row: of each node the first.
-        number: of the node.
+        row: the first row of each node, by the node's number.
+        number: of this node.
     """
 
     def __init__(
